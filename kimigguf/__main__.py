@@ -1,0 +1,5 @@
+"""``python -m kimigguf`` is the ``kimigguf`` command."""
+
+from kimigguf.cli.app import main
+
+main()

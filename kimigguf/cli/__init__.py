@@ -1,0 +1,1 @@
+"""Parse, call, show: the command line decides nothing."""

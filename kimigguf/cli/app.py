@@ -1,0 +1,113 @@
+"""The command ``kimigguf``: built once, commands loaded when called, failures turned into exit codes here only."""
+
+import os
+import signal
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from importlib import import_module
+from typing import Any, Final, NoReturn
+
+import click
+
+from kimigguf import __version__
+from kimigguf.cli.show import Mode, Show
+from kimigguf.errors import ExitCode, KimiggufError
+
+_COMMANDS: Final[Mapping[str, str]] = {
+    "inspect": "Show what this machine has: memory, accelerators, disks, engines.",
+    "recommend": "Say which quant of Kimi K3 this machine can run, and why.",
+    "plan": "Show where every byte of a quant would go, and the exact command line.",
+    "memory": "Show the memory ledger of any llama-server command line.",
+    "download": "Fetch a quant: pinned, checked, resumable, hashed.",
+    "verify": "Re-hash a downloaded quant and name every bad shard.",
+    "list": "Show the quants on this machine and their state.",
+    "serve": "Serve a quant on an OpenAI-compatible endpoint.",
+    "chat": "Talk to a running server.",
+    "ollama-register": "Register a quant with Ollama, if that is a good idea.",
+    "quality-probe": "Compare a running quant with a reference endpoint.",
+}
+"""Name and one line of help. `kimigguf --help` must not import a single command; a test holds these to the commands."""
+
+
+@dataclass(slots=True)
+class App:
+    """What every command is given: where to show, and the environment it may read."""
+
+    show: Show
+    environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
+
+
+class _LazyGroup(click.Group):
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _COMMANDS:
+            return None
+        command = import_module(f"kimigguf.cli.{cmd_name.replace('-', '_')}").command
+        if not isinstance(command, click.Command):
+            raise TypeError(f"{cmd_name} is no command")
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] not in _COMMANDS and not args[0].startswith("-"):
+            nearest = get_close_matches(args[0], _COMMANDS, n=2, cutoff=0.5)
+            ctx.fail(f"no such command {args[0]!r}." + (f" Did you mean {' or '.join(nearest)}?" if nearest else ""))
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(_COMMANDS.items()))
+
+
+@click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(__version__, prog_name="kimigguf")
+def cli() -> None:
+    """Run a quantized Kimi K3 on the machine you have, and prove that it is still K3.
+
+    \b
+    Start with:
+      kimigguf recommend           which quant fits this machine
+      kimigguf serve UD-IQ1_M      download, verify, plan, serve
+      kimigguf ollama-register     or hand it to Ollama
+    """  # noqa: D301 -- \b is click's marker for text that must not be wrapped
+
+
+def run(argv: list[str] | None = None, app: App | None = None) -> int:
+    """Run one command and return its exit code; everything expected ends here, anything else is a bug (70)."""
+    app = app or App(show=Show())
+    try:
+        result: Any = cli.main(args=argv, prog_name="kimigguf", standalone_mode=False, obj=app)
+    except KimiggufError as error:
+        app.show.error(error)
+        return error.exit_code
+    except click.exceptions.Abort:  # Ctrl-C at a prompt
+        return ExitCode.INTERRUPTED
+    except click.ClickException as error:
+        error.show()
+        return ExitCode.USAGE
+    except KeyboardInterrupt:
+        app.show.note("interrupted")
+        return ExitCode.INTERRUPTED
+    except BrokenPipeError:  # the reader of our output has gone (`| head`); that is its right
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return ExitCode.DONE
+    except Exception:  # noqa: BLE001 -- the last line of defence: a bug is shown as a bug, with its traceback
+        app.show.bug()
+        return ExitCode.BUG
+    return result if isinstance(result, int) else ExitCode.DONE
+
+
+def main() -> NoReturn:
+    """Entry point of the console script."""
+    if hasattr(signal, "SIGTERM"):
+        # A supervisor's stop is the user's Ctrl-C: the same clean-up runs, and the same exit code follows.
+        signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    sys.exit(run())
+
+
+__all__ = ["App", "Mode", "cli", "main", "run"]

@@ -1,0 +1,191 @@
+"""The one place that writes: answers to stdout (for people, as JSON, or quiet), everything else to stderr."""
+
+import json
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import click
+
+from kimigguf import __version__, units
+from kimigguf.errors import KimiggufError
+from kimigguf.events import Advance, Event, Listener, Notice, Step
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+F = TypeVar("F", bound=Callable[..., Any])
+_LINE_EVERY_SECONDS: Final = 10.0
+
+
+class Mode(StrEnum):
+    """How answers are shown."""
+
+    HUMAN = "human"
+    JSON = "json"
+    QUIET = "quiet"
+
+
+class Show:
+    """Output of one run of the command."""
+
+    def __init__(self, mode: Mode = Mode.HUMAN) -> None:
+        self.mode = mode
+
+    @property
+    def out(self) -> "Console":
+        """Console on stdout, for answers."""
+        from rich.console import Console
+
+        return Console(highlight=False, soft_wrap=False)
+
+    @property
+    def err(self) -> "Console":
+        """Console on stderr, for everything that is not the answer."""
+        from rich.console import Console
+
+        return Console(stderr=True, highlight=False)
+
+    def answer(self, data: Mapping[str, Any], human: Callable[["Console"], None]) -> None:
+        """Show an answer: ``data`` (with its ``schema``) as JSON, or ``human`` drawn for a person."""
+        if not str(data.get("schema", "")).startswith("kimigguf."):
+            raise ValueError("every JSON answer carries its schema")
+        if self.mode is Mode.JSON:
+            sys.stdout.write(json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+            sys.stdout.flush()
+        elif self.mode is Mode.HUMAN:
+            human(self.out)
+
+    def note(self, text: str) -> None:
+        """One line on stderr, unless quiet."""
+        if self.mode is not Mode.QUIET:
+            self.err.print(text, markup=False)
+
+    def error(self, error: KimiggufError) -> None:
+        """Show a failure: what happened, why, what to do; one JSON object on stderr under ``--json``."""
+        if self.mode is Mode.JSON:
+            record = {
+                "schema": "kimigguf.error/1",
+                "code": error.code,
+                "message": error.message,
+                "cause": error.cause,
+                "hint": error.hint,
+                "exit_code": int(error.exit_code),
+            }
+            sys.stderr.write(json.dumps(record, ensure_ascii=False) + "\n")
+            return
+        from rich.text import Text
+
+        console = self.err
+        console.print(Text.assemble(("error: ", "bold red"), error.message, (f"  [{error.code}]", "dim")))
+        if error.cause:
+            console.print(Text.assemble(("because: ", "bold"), error.cause))
+        if error.hint:
+            console.print(Text.assemble(("try: ", "bold green"), error.hint))
+
+    def bug(self) -> None:
+        """Show an unexpected exception for what it is."""
+        traceback.print_exc(file=sys.stderr)
+        sys.stderr.write(f"\nThis is a bug in kimigguf {__version__}. Please report it with the text above.\n")
+
+    @contextmanager
+    def progress(self) -> Iterator[Listener]:
+        """Draw events: bars on a terminal, a line per 10 s elsewhere, NDJSON on stderr under ``--json``."""
+        if self.mode is Mode.JSON:
+            yield _write_ndjson
+        elif self.mode is Mode.QUIET:
+            yield lambda _event: None
+        elif sys.stderr.isatty():
+            with _bars(self.err) as listener:
+                yield listener
+        else:
+            yield _Lines()
+
+
+def _write_ndjson(event: Event) -> None:
+    record: dict[str, Any] = {"schema": "kimigguf.event/1", "event": type(event).__name__.lower()}
+    record |= {name: getattr(event, name) for name in type(event).__slots__}  # type: ignore[attr-defined, unused-ignore]  # slots dataclasses have it; mypy does not model that
+    sys.stderr.write(json.dumps(record) + "\n")
+    sys.stderr.flush()
+
+
+class _Lines:
+    """Plain lines for logs: steps and notices at once, progress every ten seconds and at its end."""
+
+    def __init__(self) -> None:
+        self._last: dict[str, float] = {}
+
+    def __call__(self, event: Event) -> None:
+        line = event.text if isinstance(event, Step | Notice) else self._advance(event)
+        if line is None:
+            return
+        sys.stderr.write(line + "\n")
+        sys.stderr.flush()
+
+    def _advance(self, event: Advance) -> str | None:
+        now = time.monotonic()
+        key = f"{event.activity} {event.item}"
+        if event.done_bytes != event.total_bytes and now - self._last.setdefault(key, now) < _LINE_EVERY_SECONDS:
+            return None
+        self._last[key] = now
+        return f"{key}: {units.storage(event.done_bytes)} of {units.storage(event.total_bytes)}"
+
+
+@contextmanager
+def _bars(console: "Console") -> Iterator[Listener]:
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        Progress,
+        TaskID,
+        TextColumn,
+        TimeRemainingColumn,
+        TransferSpeedColumn,
+    )
+
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(bar_width=None),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(compact=True),
+    )
+    with Progress(*columns, console=console, transient=True) as progress:
+        tasks: dict[str, TaskID] = {}
+
+        def listen(event: Event) -> None:
+            match event:
+                case Step(text=text) | Notice(text=text):
+                    progress.console.print(text, markup=False)
+                case Advance():
+                    key = f"{event.activity} {event.item}"
+                    if key not in tasks:
+                        tasks[key] = progress.add_task(key, total=event.total_bytes)
+                    progress.update(tasks[key], completed=event.done_bytes, total=event.total_bytes)
+                    if event.done_bytes == event.total_bytes and event.item != "total":
+                        progress.remove_task(tasks.pop(key))
+
+        yield listen
+
+
+def output_options(function: F) -> F:
+    """Give a command ``--json`` and ``--quiet``; they set the mode of the injected ``Show``."""
+
+    def choose(mode: Mode) -> Callable[[click.Context, click.Parameter, bool], None]:
+        def callback(ctx: click.Context, _parameter: click.Parameter, chosen: bool) -> None:
+            if chosen:
+                ctx.obj.show.mode = mode
+
+        return callback
+
+    for flag, mode, text in (
+        ("--quiet", Mode.QUIET, "Print nothing but errors; the exit code answers."),
+        ("--json", Mode.JSON, "Print the answer as JSON on stdout."),
+    ):
+        option = click.option(flag, is_flag=True, is_eager=True, expose_value=False, callback=choose(mode), help=text)
+        function = option(function)
+    return function

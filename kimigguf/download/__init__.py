@@ -1,0 +1,1 @@
+"""Get it, whole."""

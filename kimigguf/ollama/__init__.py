@@ -1,0 +1,1 @@
+"""Or register it."""
