@@ -1,6 +1,7 @@
 """What is known of a model and its quants before anything is downloaded. Read from ``profiles/models``."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +36,8 @@ class Quant:
     """One quant of a model.
 
     ``size_bytes`` is the sum of its shards as listed at the catalogue's commit. ``expert_bytes`` and ``trunk_bytes``
-    split it into routed experts and everything that every token reads; ``expert_type`` and ``trunk_type`` are the
+    split it into routed experts and everything that every token reads (the loader takes the trunk as the rest);
+    ``expert_type`` and ``trunk_type`` are the
     ggml types that dominate each. ``quality_rank`` orders the quants of a model: higher is nearer to the original.
     """
 
@@ -80,19 +82,20 @@ class ModelProfile:
     """A model family as ``profiles/models/NAME.toml`` describes it.
 
     ``metadata`` holds the GGUF keys of the architecture that decide memory (as they stand in the first shard), so that
-    memory can be worked out offline; empty where they are not known.
+    memory can be worked out offline; empty where they are not known. ``unsupported_reason`` says why no released
+    engine runs it; None where one does.
     """
 
     name: str
     title: str
     architecture: str
-    context_max_tokens: int
-    repository: Repository
-    licence: Licence
-    margin: MarginRule
-    hosted_api: str | None
     sources: tuple[str, ...]
     quants: tuple[Quant, ...]
-    metadata: dict[str, int | float | str | bool | tuple[int, ...]]
+    context_max_tokens: int | None = None
+    repository: Repository = Repository()
+    licence: Licence | None = None
+    margin: MarginRule | None = None
+    hosted_api: str | None = None
+    metadata: Mapping[str, int | float | str | bool | tuple[int, ...]] = field(default_factory=dict)
     note: str | None = None
     unsupported_reason: str | None = None
