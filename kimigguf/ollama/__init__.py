@@ -1,1 +1,1 @@
-"""Or register it."""
+"""Or register it: hand a quant to Ollama, and say when that is a bad idea."""
