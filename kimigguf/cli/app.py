@@ -12,7 +12,7 @@ from typing import Any, Final, NoReturn
 import click
 
 from kimigguf import __version__
-from kimigguf.cli.show import Mode, Show
+from kimigguf.cli.show import Show
 from kimigguf.errors import ExitCode, KimiggufError
 
 _COMMANDS: Final[Mapping[str, str]] = {
@@ -40,10 +40,10 @@ class App:
 
 
 class _LazyGroup(click.Group):
-    def list_commands(self, ctx: click.Context) -> list[str]:
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 -- click's signature
         return list(_COMMANDS)
 
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 -- click's signature
         if cmd_name not in _COMMANDS:
             return None
         command = import_module(f"kimigguf.cli.{cmd_name.replace('-', '_')}").command
@@ -59,7 +59,7 @@ class _LazyGroup(click.Group):
             ctx.fail(f"no such command {args[0]!r}." + (f" Did you mean {' or '.join(nearest)}?" if nearest else ""))
         return super().resolve_command(ctx, args)
 
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 -- click's
         with formatter.section("Commands"):
             formatter.write_dl(list(_COMMANDS.items()))
 
@@ -82,24 +82,31 @@ def run(argv: list[str] | None = None, app: App | None = None) -> int:
     app = app or App(show=Show())
     try:
         result: Any = cli.main(args=argv, prog_name="kimigguf", standalone_mode=False, obj=app)
-    except KimiggufError as error:
-        app.show.error(error)
-        return error.exit_code
-    except click.exceptions.Abort:  # Ctrl-C at a prompt
-        return ExitCode.INTERRUPTED
-    except click.ClickException as error:
-        error.show()
-        return ExitCode.USAGE
-    except KeyboardInterrupt:
-        app.show.note("interrupted")
-        return ExitCode.INTERRUPTED
-    except BrokenPipeError:  # the reader of our output has gone (`| head`); that is its right
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return ExitCode.DONE
-    except Exception:  # noqa: BLE001 -- the last line of defence: a bug is shown as a bug, with its traceback
-        app.show.bug()
-        return ExitCode.BUG
+        sys.stdout.flush()
+    except BaseException as error:  # noqa: BLE001 -- the last line of defence: whatever comes, it is shown and has a code
+        return _ended_by(error, app.show)
     return result if isinstance(result, int) else ExitCode.DONE
+
+
+def _ended_by(error: BaseException, show: Show) -> int:
+    match error:
+        case KimiggufError():
+            show.error(error)
+            return error.exit_code
+        case click.Abort() | KeyboardInterrupt():  # Ctrl-C, at a prompt or elsewhere
+            show.note("interrupted")
+            return ExitCode.INTERRUPTED
+        case click.ClickException():
+            error.show()
+            return ExitCode.USAGE
+        case BrokenPipeError():  # the reader of our output has gone (`| head`); that is its right
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return ExitCode.DONE
+        case SystemExit():
+            raise error
+        case _:
+            show.bug(error)
+            return ExitCode.BUG
 
 
 def main() -> NoReturn:
@@ -108,6 +115,3 @@ def main() -> NoReturn:
         # A supervisor's stop is the user's Ctrl-C: the same clean-up runs, and the same exit code follows.
         signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     sys.exit(run())
-
-
-__all__ = ["App", "Mode", "cli", "main", "run"]

@@ -87,9 +87,9 @@ class Show:
         if error.hint:
             console.print(Text.assemble(("try: ", "bold green"), error.hint))
 
-    def bug(self) -> None:
+    def bug(self, error: BaseException) -> None:
         """Show an unexpected exception for what it is."""
-        traceback.print_exc(file=sys.stderr)
+        traceback.print_exception(error, file=sys.stderr)
         sys.stderr.write(f"\nThis is a bug in kimigguf {__version__}. Please report it with the text above.\n")
 
     @contextmanager
@@ -176,7 +176,7 @@ def output_options(function: F) -> F:
     """Give a command ``--json`` and ``--quiet``; they set the mode of the injected ``Show``."""
 
     def choose(mode: Mode) -> Callable[[click.Context, click.Parameter, bool], None]:
-        def callback(ctx: click.Context, _parameter: click.Parameter, chosen: bool) -> None:
+        def callback(ctx: click.Context, _parameter: click.Parameter, chosen: bool) -> None:  # noqa: FBT001 -- click calls it by position
             if chosen:
                 ctx.obj.show.mode = mode
 
