@@ -1,0 +1,91 @@
+"""Machines as files: reads the named ones under ``profiles/machines`` and any file in the same schema, and writes it.
+
+The schema is ``snapshot.Machine`` as TOML: a key that is not there is unknown, an empty list means "there is none",
+and sizes are bytes or text such as "768GiB". One addition: an accelerator may carry ``count``, so that eight equal
+cards are written once.
+"""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Final
+
+from kimigguf import profile_files
+from kimigguf.errors import UsageError
+from kimigguf.hardware.snapshot import Accelerator, Machine
+
+KIND: Final = "machines"
+_MAX_COUNT: Final = 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Accelerators(Accelerator):
+    """``count`` equal accelerators as one table of a file."""
+
+    count: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _MachineFile(Machine):
+    """What a file may say."""
+
+    accelerators: tuple[_Accelerators, ...] | None = None
+
+
+def machine_names(environ: Mapping[str, str] = os.environ) -> tuple[str, ...]:
+    """The names of all machine files, a user's own and the shipped ones, sorted."""
+    return profile_files.names(KIND, environ)
+
+
+def load_machine(text: str, environ: Mapping[str, str] = os.environ) -> Machine:
+    """The machine that ``text`` names: a machine file's path (with a slash or ending in .toml), else a profile's name.
+
+    Raises:
+        UsageError: ``unknown-profile`` with the nearest names, ``bad-profile`` naming file, key and allowed values.
+    """
+    looks_like_path = text.endswith(".toml") or "/" in text or os.sep in text
+    return load_file(Path(text).expanduser() if looks_like_path else profile_files.find(KIND, text, environ))
+
+
+def load_file(path: Path) -> Machine:
+    """Read and validate one machine file.
+
+    Raises:
+        UsageError: ``bad-profile`` naming file, key and allowed values.
+    """
+    read = profile_files.load(path, _MachineFile)
+    if problem := _contradiction(read):
+        raise UsageError(f"{path} is no valid Machine", code="bad-profile", cause=problem)
+    values = {field.name: getattr(read, field.name) for field in fields(Machine)}
+    return Machine(**values | {"accelerators": _expanded(read.accelerators)})
+
+
+def _expanded(groups: tuple[_Accelerators, ...] | None) -> tuple[Accelerator, ...] | None:
+    if groups is None:
+        return None
+    plain = [field.name for field in fields(Accelerator)]
+    return tuple(
+        Accelerator(**{name: getattr(group, name) for name in plain}) for group in groups for _ in range(group.count)
+    )
+
+
+def _contradiction(machine: _MachineFile) -> str | None:
+    """What the types cannot say: counts in range, no negative size, free never more than there is."""
+    for index, group in enumerate(machine.accelerators or ()):
+        if not 1 <= group.count <= _MAX_COUNT:
+            return f"accelerators.{index}.count: should be 1 to {_MAX_COUNT}"
+    parts: list[tuple[str, object]] = [("ram", machine.ram), ("cpu", machine.cpu)]
+    parts += [(f"accelerators.{i}", a) for i, a in enumerate(machine.accelerators or ())]
+    parts += [(f"disks.{i}", d) for i, d in enumerate(machine.disks or ())]
+    for where, part in parts:
+        for key in (field.name for field in fields(part)):  # type: ignore[arg-type]  # all four are dataclasses
+            value: Any = getattr(part, key)
+            if isinstance(value, int | float) and value < 0:
+                return f"{where}.{key}: should not be negative"
+        total = getattr(part, "total_bytes", None)
+        for key in ("free_bytes", "available_bytes"):
+            part_of_it = getattr(part, key, None)
+            if total is not None and part_of_it is not None and part_of_it > total:
+                return f"{where}.{key}: should not be above total_bytes"
+    return None
