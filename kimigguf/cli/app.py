@@ -4,8 +4,6 @@ import os
 import signal
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from difflib import get_close_matches
 from importlib import import_module
 from typing import Any, Final, NoReturn
 
@@ -31,12 +29,15 @@ _COMMANDS: Final[Mapping[str, str]] = {
 """Name and one line of help. `kimigguf --help` must not import a single command; a test holds these to the commands."""
 
 
-@dataclass(slots=True)
 class App:
     """What every command is given: where to show, and the environment it may read."""
 
-    show: Show
-    environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
+    # A plain class: importing `dataclasses` alone would cost a tenth of the start-up.
+    __slots__ = ("environ", "show")
+
+    def __init__(self, *, show: Show, environ: Mapping[str, str] | None = None) -> None:
+        self.show = show
+        self.environ: Mapping[str, str] = os.environ if environ is None else environ
 
 
 class _LazyGroup(click.Group):
@@ -55,6 +56,8 @@ class _LazyGroup(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args and args[0] not in _COMMANDS and not args[0].startswith("-"):
+            from difflib import get_close_matches
+
             nearest = get_close_matches(args[0], _COMMANDS, n=2, cutoff=0.5)
             ctx.fail(f"no such command {args[0]!r}." + (f" Did you mean {' or '.join(nearest)}?" if nearest else ""))
         return super().resolve_command(ctx, args)

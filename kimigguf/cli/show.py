@@ -1,9 +1,7 @@
 """The one place that writes: answers to stdout (for people, as JSON, or quiet), everything else to stderr."""
 
-import json
 import sys
 import time
-import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from enum import StrEnum
@@ -11,12 +9,15 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
-from kimigguf import __version__, units
+from kimigguf import __version__
 from kimigguf.errors import KimiggufError
-from kimigguf.events import Advance, Event, Listener, Notice, Step
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from kimigguf.events import Advance, Event, Listener
+
+# `kimigguf --help` imports this module: whatever only an answer needs is imported where it is used.
 
 F = TypeVar("F", bound=Callable[..., Any])
 _LINE_EVERY_SECONDS: Final = 10.0
@@ -55,6 +56,8 @@ class Show:
         if not str(data.get("schema", "")).startswith("kimigguf."):
             raise ValueError("every JSON answer carries its schema")
         if self.mode is Mode.JSON:
+            import json
+
             sys.stdout.write(json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
             sys.stdout.flush()
         elif self.mode is Mode.HUMAN:
@@ -68,6 +71,8 @@ class Show:
     def error(self, error: KimiggufError) -> None:
         """Show a failure: what happened, why, what to do; one JSON object on stderr under ``--json``."""
         if self.mode is Mode.JSON:
+            import json
+
             record = {
                 "schema": "kimigguf.error/1",
                 "code": error.code,
@@ -89,11 +94,13 @@ class Show:
 
     def bug(self, error: BaseException) -> None:
         """Show an unexpected exception for what it is."""
+        import traceback
+
         traceback.print_exception(error, file=sys.stderr)
         sys.stderr.write(f"\nThis is a bug in kimigguf {__version__}. Please report it with the text above.\n")
 
     @contextmanager
-    def progress(self) -> Iterator[Listener]:
+    def progress(self) -> Iterator["Listener"]:
         """Draw events: bars on a terminal, a line per 10 s elsewhere, NDJSON on stderr under ``--json``."""
         if self.mode is Mode.JSON:
             yield _write_ndjson
@@ -106,7 +113,9 @@ class Show:
             yield _Lines()
 
 
-def _write_ndjson(event: Event) -> None:
+def _write_ndjson(event: "Event") -> None:
+    import json
+
     record: dict[str, Any] = {"schema": "kimigguf.event/1", "event": type(event).__name__.lower()}
     record |= {name: getattr(event, name) for name in type(event).__slots__}  # type: ignore[attr-defined, unused-ignore]  # slots dataclasses have it; mypy does not model that
     sys.stderr.write(json.dumps(record) + "\n")
@@ -119,14 +128,18 @@ class _Lines:
     def __init__(self) -> None:
         self._last: dict[str, float] = {}
 
-    def __call__(self, event: Event) -> None:
+    def __call__(self, event: "Event") -> None:
+        from kimigguf.events import Notice, Step
+
         line = event.text if isinstance(event, Step | Notice) else self._advance(event)
         if line is None:
             return
         sys.stderr.write(line + "\n")
         sys.stderr.flush()
 
-    def _advance(self, event: Advance) -> str | None:
+    def _advance(self, event: "Advance") -> str | None:
+        from kimigguf import units
+
         now = time.monotonic()
         key = f"{event.activity} {event.item}"
         if event.done_bytes != event.total_bytes and now - self._last.setdefault(key, now) < _LINE_EVERY_SECONDS:
@@ -136,7 +149,7 @@ class _Lines:
 
 
 @contextmanager
-def _bars(console: "Console") -> Iterator[Listener]:
+def _bars(console: "Console") -> Iterator["Listener"]:
     from rich.progress import (
         BarColumn,
         DownloadColumn,
@@ -146,6 +159,8 @@ def _bars(console: "Console") -> Iterator[Listener]:
         TimeRemainingColumn,
         TransferSpeedColumn,
     )
+
+    from kimigguf.events import Advance, Notice, Step
 
     columns = (
         TextColumn("{task.description}", markup=False),
@@ -157,7 +172,7 @@ def _bars(console: "Console") -> Iterator[Listener]:
     with Progress(*columns, console=console, transient=True) as progress:
         tasks: dict[str, TaskID] = {}
 
-        def listen(event: Event) -> None:
+        def listen(event: "Event") -> None:
             match event:
                 case Step(text=text) | Notice(text=text):
                     progress.console.print(text, markup=False)

@@ -1,0 +1,116 @@
+"""The command line's contract: help, exit codes, start-up, and how failures are shown."""
+
+import json
+import subprocess
+import sys
+
+import click
+import pytest
+
+from kimigguf.cli import app as cli_app
+from kimigguf.cli.app import App, cli, run
+from kimigguf.cli.show import Mode, Show
+from kimigguf.errors import (
+    ExitCode,
+    IntegrityError,
+    KimiggufError,
+    MachineError,
+    NetworkError,
+    ServerError,
+    UsageError,
+)
+
+HEAVY = {"numpy", "huggingface_hub", "openai", "xllamacpp", "gguf", "ollama", "pydantic", "rich", "httpx", "psutil"}
+COMMANDS = list(cli_app._COMMANDS)
+
+
+def test_help_imports_no_heavy_library_and_no_command() -> None:
+    report = subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", "kimigguf", "--help"], capture_output=True, text=True, check=True
+    )
+    imported = {line.rpartition("|")[2].strip() for line in report.stderr.splitlines() if "import time:" in line}
+    assert "kimigguf.cli.app" in imported
+    assert not {name for name in imported if name.partition(".")[0] in HEAVY}
+    assert not {
+        name for name in imported if name.startswith("kimigguf.cli.") and name.split(".")[2] not in {"app", "show"}
+    }
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_help_with_an_example(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    command = cli.get_command(click.Context(cli), name)
+    assert command is not None
+    assert command.name == name
+    assert command.short_help == cli_app._COMMANDS[name]
+    assert run([name, "--help"]) == ExitCode.DONE
+    assert f"kimigguf {name}" in capsys.readouterr().out.partition("\n")[2]
+
+
+def test_no_argument_shows_help_and_unknown_command_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["recomend"]) == ExitCode.USAGE
+    assert "recommend" in capsys.readouterr().err
+
+
+def fails_with(error: BaseException, monkeypatch: pytest.MonkeyPatch, mode: Mode = Mode.HUMAN) -> int:
+    def raise_it(**_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(cli, "main", raise_it)
+    return run([], App(show=Show(mode), environ={}))
+
+
+@pytest.mark.parametrize(
+    ("kind", "code"),
+    [(UsageError, 2), (MachineError, 3), (NetworkError, 4), (IntegrityError, 5), (ServerError, 6)],
+)
+def test_each_kind_of_failure_has_its_exit_code(
+    kind: type[KimiggufError], code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    error = kind("it happened", code="some-code", cause="a reason", hint="kimigguf recommend")
+    assert fails_with(error, monkeypatch) == code
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert all(text in err for text in ("it happened", "some-code", "a reason", "kimigguf recommend"))
+
+
+def test_a_failure_under_json_is_one_object_on_stderr(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    error = IntegrityError("shard 3 is damaged", code="bad-shard", hint="kimigguf verify UD-IQ1_M")
+    assert fails_with(error, monkeypatch, Mode.JSON) == ExitCode.INTEGRITY
+    out, err = capsys.readouterr()
+    assert out == ""
+    record = json.loads(err)
+    assert record["schema"] == "kimigguf.error/1"
+    assert (record["code"], record["exit_code"], record["cause"]) == ("bad-shard", 5, None)
+
+
+def test_a_bug_is_shown_as_a_bug(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert fails_with(ZeroDivisionError("surprise"), monkeypatch) == ExitCode.BUG
+    err = capsys.readouterr().err
+    assert "Traceback" in err
+    assert "surprise" in err
+    assert "bug in kimigguf" in err
+
+
+def test_ctrl_c_is_130(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert fails_with(KeyboardInterrupt(), monkeypatch) == ExitCode.INTERRUPTED
+    assert fails_with(click.Abort(), monkeypatch) == ExitCode.INTERRUPTED
+
+
+def test_a_closed_pipe_is_no_failure() -> None:
+    code = (
+        f"{sys.executable} -m kimigguf recommend --machine epyc-768g-rtx-pro-6000 -v | head -1; exit ${{PIPESTATUS[0]}}"
+    )
+    done = subprocess.run(["bash", "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_messages_are_never_read_as_markup(capsys: pytest.CaptureFixture[str]) -> None:
+    show = Show()
+    show.error(UsageError("the file [red]x[/red] [0]", code="c", hint="rm '[bold]'"))
+    show.note("[red]plain[/red]")
+    err = capsys.readouterr().err
+    assert "[red]x[/red] [0]" in err
+    assert "'[bold]'" in err
+    assert "[red]plain[/red]" in err
