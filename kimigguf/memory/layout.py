@@ -20,12 +20,23 @@ class Layout:
 
     ``devices`` names the accelerators in the engine's order (``gpu0``, ...); indices in ``layers`` and ``head`` point
     into it. The token embedding always stays on the host, as llama.cpp keeps it. ``head`` is the output matrix with
-    the final norms.
+    the final norms. ``moved`` lists single tensors that lie elsewhere than their part does, by name.
     """
 
     devices: tuple[str, ...]
     layers: tuple[LayerPlace, ...]
     head: int | None
+    moved: tuple[tuple[str, int | None], ...] = ()
+    overridden: bool | None = None
+    """Whether the command line names tensors (``-ot``, ``-cmoe``, ``-ncmoe``), which switches pipelining off. None:
+    whenever experts lie apart from their layer, or single tensors do."""
+
+    @property
+    def is_overridden(self) -> bool:
+        """Whether any tensor is placed by name rather than with its layer."""
+        if self.overridden is not None:
+            return self.overridden
+        return bool(self.moved) or any(place.experts != place.trunk for place in self.layers)
 
     @classmethod
     def on_host(cls, layer_count: int) -> "Layout":

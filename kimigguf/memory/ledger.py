@@ -1,7 +1,15 @@
 """Memory as a ledger, not a number: rows of component, place, bytes and source; every total is their sum."""
 
+from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Final
+
+from kimigguf.memory.layout import HOST, Layout
+from kimigguf.memory.model import Layer, ModelSpec, Part, Source
+from kimigguf.memory.settings import Settings
+from kimigguf.units import MIB
 
 
 class Component(StrEnum):
@@ -19,15 +27,6 @@ class Component(StrEnum):
     REPACKED = "repacked experts"
     GPU_CONTEXT = "GPU context"
     PROJECTOR = "vision projector"
-
-
-class Source(StrEnum):
-    """Where a number comes from."""
-
-    HEADER = "header"
-    PROFILE = "profile"
-    MEASURED = "measured"
-    ASSUMED = "assumed"
 
 
 class Column(StrEnum):
@@ -69,3 +68,127 @@ class Ledger:
     def unknown(self) -> tuple[Row, ...]:
         """The rows whose size nobody knows."""
         return tuple(row for row in self.rows if row.size_bytes is None)
+
+
+_GPU_CONTEXT_BYTES: Final = 512 * MIB
+"""What a driver's context takes on each GPU; 0.3 to 0.7 GiB were seen on CUDA."""
+
+
+def ledger(spec: ModelSpec, settings: Settings, layout: Layout) -> Ledger:
+    """What a run needs, row by row: a pure function of the model, the settings and the placement.
+
+    Weights are the files' bytes; padding of tensors to an engine's alignment (under 0.1 MiB per device) is left out.
+    """
+    return Ledger(
+        devices=layout.devices,
+        rows=(
+            *_weights(spec, layout),
+            *_context(spec, settings, layout),
+            *_compute(spec, settings, layout),
+            *_beside(spec, settings, layout),
+        ),
+    )
+
+
+def _weights(spec: ModelSpec, layout: Layout) -> Iterator[Row]:
+    sums: defaultdict[tuple[int | None, Component], int] = defaultdict(int)
+    sums[HOST, Component.EMBEDDING] = spec.embedding_bytes
+    sums[layout.head, Component.HEAD] = spec.head_bytes
+    if spec.is_tied and layout.head is not HOST:  # the head is then a second copy of the embedding
+        sums[layout.head, Component.HEAD] += spec.embedding_bytes
+    for layer, place in zip(spec.layers, layout.layers, strict=True):
+        sums[place.trunk, Component.TRUNK] += layer.trunk_bytes
+        sums[place.experts, Component.EXPERTS] += layer.expert_bytes
+    if layout.moved:
+        moved = dict(layout.moved)
+        for weight in spec.weights:
+            if weight.name in moved:
+                component, usual = _usual(weight.part, weight.layer, layout)
+                sums[usual, component] -= weight.size_bytes
+                sums[moved[weight.name], component] += weight.size_bytes
+    for device in (*range(len(layout.devices)), HOST):
+        for component in (Component.EMBEDDING, Component.HEAD, Component.TRUNK, Component.EXPERTS):
+            if size := sums.get((device, component)):
+                yield Row(component=component, device=device, size_bytes=size, source=spec.source, column=Column.MODEL)
+
+
+def _usual(part: Part, layer: int | None, layout: Layout) -> tuple[Component, int | None]:
+    """The component a weight belongs to, and where it lies unless it is moved by name."""
+    match part:
+        case Part.EXPERTS if layer is not None:
+            return Component.EXPERTS, layout.layers[layer].experts
+        case Part.TRUNK if layer is not None:
+            return Component.TRUNK, layout.layers[layer].trunk
+        case Part.HEAD:
+            return Component.HEAD, layout.head
+        case _:
+            return Component.EMBEDDING, HOST
+
+
+def _context(spec: ModelSpec, settings: Settings, layout: Layout) -> Iterator[Row]:
+    """KV cache and recurrent state lie with their layer's trunk, or all on the host without offload."""
+    cache: defaultdict[int | None, int] = defaultdict(int)
+    state: defaultdict[int | None, int] = defaultdict(int)
+    unknown: set[int | None] = set()
+    for layer, place in zip(spec.layers, layout.layers, strict=True):
+        device = place.trunk if settings.kv_offload else HOST
+        token = _token_bytes(layer, settings)
+        if token is None or layer.state_bytes is None:
+            unknown.add(device)
+            continue
+        cache[device] += token * settings.stream_tokens * settings.streams
+        state[device] += layer.state_bytes * settings.slots
+    for device in (*range(len(layout.devices)), HOST):
+        for component, sums in ((Component.KV_CACHE, cache), (Component.RECURRENT_STATE, state)):
+            if size := sums.get(device):
+                yield Row(
+                    component=component, device=device, size_bytes=size, source=spec.source, column=Column.CONTEXT
+                )
+        if device in unknown:
+            yield Row(
+                component=Component.KV_CACHE,
+                device=device,
+                size_bytes=None,
+                source=spec.source,
+                column=Column.CONTEXT,
+                note=f"how layers of {spec.architecture!r} cache is not known here",
+            )
+
+
+def _token_bytes(layer: Layer, settings: Settings) -> int | None:
+    if layer.key_width is None or layer.value_width is None:
+        return None
+    return settings.kv_type.row_bytes(layer.key_width) + settings.kv_type.row_bytes(layer.value_width)
+
+
+def _compute(spec: ModelSpec, settings: Settings, layout: Layout) -> Iterator[Row]:
+    mask = 2 * settings.stream_tokens * settings.effective_ubatch_tokens
+    copies = 4 if len(layout.devices) > 1 and not layout.is_overridden else 1
+    scores = 0 if settings.flash_attention else 96 * 3 * mask
+    for device in (*range(len(layout.devices)), HOST):
+        size = settings.effective_ubatch_tokens * 3 * MIB + (copies + 1) * mask + scores
+        yield Row(
+            component=Component.COMPUTE, device=device, size_bytes=size, source=Source.ASSUMED, column=Column.COMPUTE
+        )
+
+
+def _beside(spec: ModelSpec, settings: Settings, layout: Layout) -> Iterator[Row]:
+    """What the engine's own accounting leaves out."""
+    state = sum(layer.state_bytes or 0 for layer in spec.layers)
+    rows = [
+        (Component.CHECKPOINTS, HOST, state * settings.checkpoints * settings.slots, spec.source, None),
+        (Component.PROMPT_CACHE, HOST, settings.prompt_cache_bytes, Source.ASSUMED, "a cap; filled as it is used"),
+        (Component.PROJECTOR, 0 if layout.devices else HOST, settings.projector_bytes, Source.HEADER, None),
+    ]
+    rows += [
+        (Component.GPU_CONTEXT, device, _GPU_CONTEXT_BYTES, Source.ASSUMED, "0.3 to 0.7 GiB, by driver")
+        for device in range(len(layout.devices))
+    ]
+    for component, device, size, source, note in rows:
+        if size:
+            yield Row(
+                component=component, device=device, size_bytes=size, source=source, column=Column.BESIDE, note=note
+            )
+
+
+__all__ = ["Column", "Component", "Ledger", "Row", "Source", "ledger"]

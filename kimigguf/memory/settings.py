@@ -1,9 +1,17 @@
 """The settings of a run that decide its memory."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Final
 
 from kimigguf.units import GIB
+
+KV_BLOCKS: Final[Mapping[str, tuple[int, int]]] = {
+    "f32": (1, 4), "f16": (1, 2), "bf16": (1, 2), "q8_0": (32, 34), "q5_1": (32, 24), "q5_0": (32, 22),
+    "q4_1": (32, 20), "q4_0": (32, 18), "iq4_nl": (32, 18),
+}  # fmt: skip
+"""Numbers and bytes per block of each cache type (ggml's type traits)."""
 
 
 class KvType(StrEnum):
@@ -19,6 +27,15 @@ class KvType(StrEnum):
     Q4_0 = "q4_0"
     IQ4_NL = "iq4_nl"
 
+    @property
+    def is_quantized(self) -> bool:
+        return KV_BLOCKS[self][0] > 1
+
+    def row_bytes(self, width: int) -> int:
+        """Bytes of ``width`` numbers, whole blocks."""
+        block, block_bytes = KV_BLOCKS[self]
+        return -(-width // block) * block_bytes
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
@@ -26,6 +43,8 @@ class Settings:
 
     ``context_tokens`` is the whole context, shared by ``slots`` sequences. ``repack`` lets the engine copy CPU experts
     into its own layout (anonymous memory, no paging from disk). ``checkpoints`` is context checkpoints per slot.
+    ``unified_cache`` lets every slot use the whole context; otherwise each has an equal share. ``projector_bytes`` is
+    the size of the vision projector's file, 0 for none.
     """
 
     context_tokens: int = 32768
@@ -38,3 +57,25 @@ class Settings:
     prompt_cache_bytes: int = GIB
     repack: bool = False
     kv_offload: bool = True
+    unified_cache: bool = False
+    projector_bytes: int = 0
+
+    @property
+    def streams(self) -> int:
+        """Separate caches: one per slot, or one that all share."""
+        return 1 if self.unified_cache else self.slots
+
+    @property
+    def stream_tokens(self) -> int:
+        """Cells of each stream's cache: the context, or a slot's share of it, rounded up as llama.cpp does."""
+        whole = _padded(self.context_tokens)
+        return whole if self.unified_cache else _padded(whole // self.slots)
+
+    @property
+    def effective_ubatch_tokens(self) -> int:
+        """Tokens of the largest physical batch: neither the batch nor the context can be smaller than it."""
+        return min(self.ubatch_tokens, self.batch_tokens, self.context_tokens)
+
+
+def _padded(tokens: int) -> int:
+    return -(-tokens // 256) * 256
