@@ -135,6 +135,7 @@ def _ram(ram: Ram, reserve_bytes: int) -> tuple[int | None, list[BudgetLine]]:
         lines.append(BudgetLine(what="RAM reserved by you", size_bytes=-reserve_bytes, reason="as asked"))
     usable = max(0, least - reserve_bytes)
     lines.append(BudgetLine(what="usable RAM", size_bytes=usable, reason=f"{which} binds"))
+    lines.extend(_numa(ram))
     if ram.swap_total_bytes:
         lines.append(BudgetLine(what="swap", size_bytes=0, reason=f"{memory(ram.swap_total_bytes)} never count"))
     return usable, lines
@@ -151,8 +152,25 @@ def _installed(ram: Ram, lines: list[BudgetLine], bounds: list[tuple[int, str]])
     keep = min(installed, keep_bytes(installed))
     lines.append(BudgetLine(what="RAM installed", size_bytes=installed, reason="as the system reports it"))
     lines.append(BudgetLine(what="kept by the system", size_bytes=-keep, reason="the larger of 4 GiB and 3 %"))
-    bounds.append((installed - keep, "what is installed less what the system keeps"))
+    pool = ram.huge_pages_bytes or 0
+    if pool:
+        # MemAvailable leaves the pool out already, so it comes off here only.
+        lines.append(BudgetLine(what="huge-page pool", size_bytes=-pool, reason="set aside; a model is not put there"))
+    bounds.append((max(0, installed - keep - pool), "what is installed less what the system keeps"))
     return installed
+
+
+def _numa(ram: Ram) -> list[BudgetLine]:
+    """The nodes for a reader to see; they bound nothing, since an engine may spread over all of them."""
+    nodes = ram.numa or ()
+    return [
+        BudgetLine(
+            what=f"of it on NUMA node {node.index}",
+            size_bytes=node.total_bytes if node.free_bytes is None else node.free_bytes,
+            reason="installed there" if node.free_bytes is None else "free there now",
+        )
+        for node in (nodes if len(nodes) > 1 else ())
+    ]
 
 
 def _available(ram: Ram, installed: int | None, lines: list[BudgetLine], bounds: list[tuple[int, str]]) -> int | None:
@@ -198,12 +216,13 @@ def _cgroup(ram: Ram, lines: list[BudgetLine], bounds: list[tuple[int, str]]) ->
 
 
 def _unified(name: str, index: int, accelerator: Accelerator, ram_bytes: int | None) -> tuple[DeviceBudget, BudgetLine]:
-    sizes = [size for size in (accelerator.total_bytes, accelerator.free_bytes) if size is not None and size > 0]
+    limits = (accelerator.total_bytes, accelerator.free_bytes, accelerator.working_set_bytes)
+    sizes = [size for size in limits if size is not None and size > 0]
     share = None if ram_bytes is None else min([ram_bytes, *sizes])
     line = BudgetLine(
         what=f"{name} {accelerator.name or ''}".strip(),
         size_bytes=0,
-        reason="unified memory: the same pool as the RAM, counted once",
+        reason=f"unified memory: the same pool as the RAM, counted once; the GPU may hold {memory(share)} of it",
     )
     return DeviceBudget(
         name=name, usable_bytes=share, unified=True, index=index, total_bytes=_positive(accelerator.total_bytes)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kimigguf.hardware.snapshot import Accelerator, Machine, MemoryKind, Ram
+from kimigguf.hardware.snapshot import Accelerator, Machine, MemoryKind, NumaNode, Ram
 from kimigguf.placement.budget import Budget, budget
 from kimigguf.units import GIB
 
@@ -147,6 +147,27 @@ def test_what_the_user_reserves_comes_off_ram_and_off_each_device() -> None:
 def test_a_reserve_above_what_there_is_leaves_nothing_rather_than_a_debt() -> None:
     answer = budget(machine(Ram(total_bytes=64 * GIB), gpu(24)), reserve_ram_bytes=10**15, reserve_vram_bytes=10**15)
     assert answer.total_bytes == 0
+
+
+def test_the_working_set_limit_bounds_what_a_unified_gpu_may_hold_but_not_the_pool() -> None:
+    mac = Accelerator(memory_kind=MemoryKind.UNIFIED, total_bytes=512 * GIB, working_set_bytes=384 * GIB)
+    answer = budget(machine(Ram(total_bytes=512 * GIB), mac))
+    assert answer.devices[0].usable_bytes == 384 * GIB
+    assert answer.total_bytes == 512 * GIB - 512 * GIB * 3 // 100
+
+
+def test_a_huge_page_pool_comes_off_once_and_not_off_memavailable_again() -> None:
+    ram = Ram(total_bytes=64 * GIB, huge_pages_bytes=16 * GIB)
+    assert budget(machine(ram)).ram_bytes == 44 * GIB
+    measured = Ram(total_bytes=64 * GIB, huge_pages_bytes=16 * GIB, available_bytes=43 * GIB)
+    assert budget(machine(measured)).ram_bytes == 43 * GIB
+
+
+def test_numa_nodes_are_shown_and_bound_nothing() -> None:
+    nodes = tuple(NumaNode(index=i, total_bytes=32 * GIB, free_bytes=10 * GIB, cpus=8) for i in range(2))
+    answer = budget(machine(Ram(total_bytes=64 * GIB, numa=nodes)))
+    assert answer.ram_bytes == 60 * GIB
+    assert [line.size_bytes for line in answer.lines if "NUMA node" in line.what] == [10 * GIB] * 2
 
 
 sizes = st.none() | st.integers(-GIB, 4096 * GIB)
