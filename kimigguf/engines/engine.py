@@ -16,8 +16,23 @@ class EngineKind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EngineDevice:
+    """An accelerator in the engine's own words (``CUDA0``, ``Vulkan1``), in the engine's own order. Sizes in bytes."""
+
+    name: str
+    description: str | None = None
+    total_bytes: int | None = None
+    free_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FoundEngine:
-    """``supports_k3`` None: could not be told. ``reason`` says how it was told, or why not."""
+    """``supports_k3`` None: could not be told. ``reason`` says how it was told, or why not.
+
+    ``devices`` is what the engine itself lists on this machine, None where it could not be asked; ``backends`` follows
+    from it and always holds ``cpu``. ``chosen_by`` names what pointed here (``--engine-path``, ``PATH``, ...), and
+    ``explicit`` is True where that was the user rather than a search.
+    """
 
     kind: EngineKind
     path: str | None
@@ -26,3 +41,6 @@ class FoundEngine:
     supports_k3: bool | None
     backends: tuple[str, ...] | None
     reason: str | None = None
+    devices: tuple[EngineDevice, ...] | None = None
+    chosen_by: str | None = None
+    explicit: bool = False

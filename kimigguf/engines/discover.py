@@ -1,0 +1,370 @@
+"""Finds the engines on this machine, tells which can load Kimi K3, and picks one or says what to do.
+
+Order: ``--engine-path``, ``KIMIGGUF_LLAMA_SERVER``, ``llama-server`` on PATH, the unified ``llama`` on PATH, the
+embedded engine, llama-cpp-python.
+"""
+
+import importlib.metadata
+import importlib.util
+import json
+import mmap
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from kimigguf.catalogue.quants import EngineNeed
+from kimigguf.engines.engine import EngineDevice, EngineKind, FoundEngine
+from kimigguf.errors import MachineError, UsageError
+from kimigguf.units import MIB
+
+MIN_BUILD: Final = 10448
+"""llama.cpp's first build with arch kimi-k3 (PR 26185, merged 2026-08-15)."""
+ARCHITECTURE: Final = "kimi-k3"
+ENGINE_CHOICES: Final = ("auto", "llama-server", "embedded", "llama-cpp-python")
+ENVIRONMENT_VARIABLE: Final = "KIMIGGUF_LLAMA_SERVER"
+
+_CONTROL: Final = b"deepseek2"
+"""An architecture that every llama.cpp of the last years names: a file without it is not where names are kept."""
+_NUMBERED_FROM: Final = 1000
+"""Lower numbers come from shallow clones, which count only the commits they have; they say nothing."""
+_PROBE_SECONDS: Final = 20.0
+_WAYS: Final = (
+    "install a current llama.cpp (curl -LsSf https://llama.app/install.sh | sh, or brew install llama.cpp), "
+    "use the embedded one (--engine embedded), or name another with --engine-path"
+)
+_VERSION_NEW: Final = re.compile(r"^version: (\S+) \(build (\d+), commit ([^)\s]+)\)", re.MULTILINE)
+_VERSION_OLD: Final = re.compile(r"^version: (\d+) \(([^)\s]+)\)", re.MULTILINE)
+_DEVICE: Final = re.compile(r"^\s+(\S+): (.+) \((\d+) MiB, (\d+) MiB free\)\s*$", re.MULTILINE)
+_BACKENDS: Final = {
+    "cuda": "cuda", "rocm": "rocm", "hip": "rocm", "vulkan": "vulkan", "mtl": "metal", "metal": "metal",
+    "sycl": "sycl", "rpc": "rpc",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Version:
+    """What ``--version`` printed. ``build`` is None where the number cannot be one of mainline's."""
+
+    text: str
+    build: int | None
+
+
+def parse_version(output: str) -> Version | None:
+    """Read ``version: X (build N, commit H)`` or the older ``version: N (H)``; None if it is neither.
+
+    A build number below 1000 is that of a shallow clone and comes back as None.
+    """
+    if match := _VERSION_NEW.search(output):
+        text, number = f"{match[1]} (build {match[2]}, commit {match[3]})", int(match[2])
+    elif match := _VERSION_OLD.search(output):
+        text, number = f"{match[1]} ({match[2]})", int(match[1])
+    else:
+        return None
+    return Version(text=text, build=number if number >= _NUMBERED_FROM else None)
+
+
+def parse_devices(output: str) -> tuple[EngineDevice, ...] | None:
+    """Read ``--list-devices``; None if this is not its output, empty if it lists none."""
+    if "Available devices:" not in output:
+        return None
+    return tuple(
+        EngineDevice(
+            name=match[1], description=match[2], total_bytes=int(match[3]) * MIB, free_bytes=int(match[4]) * MIB
+        )
+        for match in _DEVICE.finditer(output.partition("Available devices:")[2])
+    )
+
+
+def backends(devices: tuple[EngineDevice, ...] | None) -> tuple[str, ...] | None:
+    """The compute interfaces behind the devices, ``cpu`` first; a name that is not known stays as it is."""
+    if devices is None:
+        return None
+    stems = (re.match(r"[A-Za-z]*", device.name.lower()) for device in devices)
+    names = (_BACKENDS.get(stem[0], stem[0]) for stem in stems if stem)
+    return tuple(dict.fromkeys(("cpu", *names)))
+
+
+def judge(build: int | None, *, knows_architecture: bool | None) -> tuple[bool | None, str]:
+    """Whether an engine loads Kimi K3, and how that was told. The build number decides where there is one."""
+    if build is not None:
+        return build >= MIN_BUILD, f"build {build}, and Kimi K3 needs {MIN_BUILD} or later"
+    match knows_architecture:
+        case True:
+            return True, f"no build number, but the binary names the architecture {ARCHITECTURE}"
+        case False:
+            return False, (
+                f"no build number, and the binary does not name the architecture {ARCHITECTURE} "
+                f"(build {MIN_BUILD} or later does)"
+            )
+        case None:
+            return None, f"no build number, and the binary could not be searched for {ARCHITECTURE}"
+
+
+def names_architecture(path: Path) -> bool | None:
+    """Whether the engine's files contain the architecture's name; None if no file holds such names at all."""
+    found_names = False
+    for file in _binary_files(path):
+        try:
+            with file.open("rb") as handle, mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_READ) as content:
+                if content.find(ARCHITECTURE.encode()) >= 0:
+                    return True
+                found_names = found_names or content.find(_CONTROL) >= 0
+        except (OSError, ValueError):  # unreadable or empty: it tells nothing
+            continue
+    return False if found_names else None
+
+
+def _binary_files(path: Path) -> Iterable[Path]:
+    real = path.resolve()
+    yield real
+    for folder in (real.parent, real.parent.parent / "lib", real.parent.parent / "lib64"):
+        for pattern in ("libllama*", "*/libllama*"):
+            if folder is not real.parent or pattern == "libllama*":
+                yield from {file.resolve() for file in folder.glob(pattern) if file.is_file()}
+
+
+def discover(environ: Mapping[str, str], *, engine_path: str | Path | None = None) -> tuple[FoundEngine, ...]:
+    """Every engine found, in order of preference. Never raises: one that cannot be asked says so in ``reason``."""
+    places: list[tuple[Path, str, bool]] = []
+    if engine_path is not None:
+        places.append((Path(engine_path).expanduser(), "--engine-path", True))
+    if variable := environ.get(ENVIRONMENT_VARIABLE):
+        places.append((Path(variable).expanduser(), ENVIRONMENT_VARIABLE, True))
+    search = environ.get("PATH", "")
+    on_path = (shutil.which(name, path=search) for name in ("llama-server", "llama"))
+    places += [(Path(path), "PATH", False) for path in on_path if path]
+    engines = []
+    for place, chosen_by, explicit in places:
+        engine = _probe_binary(_binary_in(place), environ, chosen_by=chosen_by, explicit=explicit)
+        # A `llama` that does not print a llama.cpp version is some other program of that name.
+        if engine.version is not None or explicit or engine.kind is EngineKind.LLAMA_SERVER:
+            engines.append(engine)
+    return (*engines, *_python_engines(environ))
+
+
+def known_flags(engine: FoundEngine, environ: Mapping[str, str]) -> frozenset[str] | None:
+    """The long flags that a native engine's ``--help`` lists; None if it cannot be asked or takes no flags."""
+    if engine.kind not in {EngineKind.LLAMA_SERVER, EngineKind.LLAMA} or engine.path is None:
+        return None
+    serve = ["serve"] if engine.kind is EngineKind.LLAMA else []
+    flags = frozenset(re.findall(r"--[a-z][a-z0-9-]+", _run([engine.path, *serve, "--help"], environ) or ""))
+    return flags if "--model" in flags else None
+
+
+def _binary_in(place: Path) -> Path:
+    if place.is_dir():
+        for name in ("llama-server", "llama"):
+            if (place / name).is_file():
+                return place / name
+    return place
+
+
+def _run(argv: list[str], environ: Mapping[str, str]) -> str | None:
+    """Both output streams of a short command; None if it cannot run, or not in time. The exit code says nothing."""
+    try:
+        done = subprocess.run(
+            argv, env=dict(environ), stdin=subprocess.DEVNULL, capture_output=True, timeout=_PROBE_SECONDS, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return (done.stdout + b"\n" + done.stderr).decode(errors="replace")
+
+
+def _probe_binary(path: Path, environ: Mapping[str, str], *, chosen_by: str, explicit: bool) -> FoundEngine:
+    kind = EngineKind.LLAMA if path.stem == "llama" else EngineKind.LLAMA_SERVER
+    version: Version | None = None
+    devices: tuple[EngineDevice, ...] | None = None
+    supports: bool | None = False
+    if not path.is_file():
+        reason = "there is no such file"
+    elif (output := _run([str(path), "--version"], environ)) is None:
+        reason = f"it does not run here, or did not answer --version within {_PROBE_SECONDS:.0f} s"
+    elif (version := parse_version(output)) is None:
+        reason = "it does not answer --version as llama.cpp does" + _last_line(output)
+    else:
+        knows = names_architecture(path) if version.build is None else None
+        supports, reason = judge(version.build, knows_architecture=knows)
+        if supports is not False:
+            serve = ["serve"] if kind is EngineKind.LLAMA else []
+            devices = parse_devices(_run([str(path), *serve, "--list-devices"], environ) or "")
+    return FoundEngine(
+        kind=kind,
+        path=str(path),
+        version=version.text if version else None,
+        build=version.build if version else None,
+        supports_k3=supports,
+        backends=backends(devices),
+        reason=reason,
+        devices=devices,
+        chosen_by=chosen_by,
+        explicit=explicit,
+    )
+
+
+def _last_line(output: str) -> str:
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    return f" ({lines[-1][:200]})" if lines else ""
+
+
+def _python_engines(environ: Mapping[str, str]) -> tuple[FoundEngine, ...]:
+    return tuple(engine for engine in (_embedded(environ), _llama_cpp_python()) if engine is not None)
+
+
+def _distribution(name: str, module: str) -> tuple[str, str] | None:
+    """Version and file of an installed package, without importing it: an engine must not load into this process."""
+    try:
+        version = importlib.metadata.version(name)
+        spec = importlib.util.find_spec(module)
+    except (importlib.metadata.PackageNotFoundError, ValueError):
+        return None
+    return (version, spec.origin) if spec and spec.origin else None
+
+
+def _embedded(environ: Mapping[str, str]) -> FoundEngine | None:
+    found = _distribution("xllamacpp", "xllamacpp")
+    if found is None:
+        return None
+    version, path = found
+    # The package's version ends in llama.cpp's build (2026.10.11549); its BUILD_INFO says 0.
+    last = version.rpartition(".")[2]
+    build = int(last) if last.isdigit() and int(last) >= _NUMBERED_FROM else None
+    supports, reason = judge(build, knows_architecture=None)
+    devices = parse_embedded_devices(_run([sys.executable, "-m", "kimigguf.engines.embedded", "--devices"], environ))
+    if devices is None:
+        supports, reason = False, "xllamacpp is installed but does not load here; run python -c 'import xllamacpp'"
+    return FoundEngine(
+        kind=EngineKind.EMBEDDED,
+        path=path,
+        version=f"xllamacpp {version}",
+        build=build,
+        supports_k3=supports,
+        backends=backends(devices),
+        reason=reason,
+        devices=devices,
+        chosen_by="installed with kimigguf",
+    )
+
+
+def parse_embedded_devices(output: str | None) -> tuple[EngineDevice, ...] | None:
+    """Read the one JSON line of ``python -m kimigguf.engines.embedded --devices``; None if it is not there."""
+    for line in (output or "").splitlines():
+        if line.startswith('{"devices"'):
+            return tuple(EngineDevice(**device) for device in json.loads(line)["devices"])
+    return None
+
+
+def _llama_cpp_python() -> FoundEngine | None:
+    found = _distribution("llama-cpp-python", "llama_cpp")
+    if found is None:
+        return None
+    version, path = found
+    knows = names_architecture(Path(path).parent / "lib" / "libllama.so")
+    supports, reason = judge(None, knows_architecture=knows)
+    return FoundEngine(
+        kind=EngineKind.LLAMA_CPP_PYTHON,
+        path=path,
+        version=f"llama-cpp-python {version}",
+        build=None,
+        supports_k3=supports,
+        backends=None,
+        reason=reason,
+        chosen_by="installed",
+    )
+
+
+def choose(
+    environ: Mapping[str, str],
+    *,
+    kind: str = "auto",
+    engine_path: str | Path | None = None,
+    need: EngineNeed | None = None,
+    found: tuple[FoundEngine, ...] | None = None,
+) -> FoundEngine:
+    """The engine to use: the one named by the user, or the first that can load Kimi K3.
+
+    One that the user named (``--engine-path`` or ``KIMIGGUF_LLAMA_SERVER``) is used or refused, never replaced.
+    llama-cpp-python is taken only when asked for.
+
+    Raises:
+        UsageError: ``unknown-engine`` for a kind that does not exist.
+        MachineError: ``no-engine``, ``engine-too-old``, ``quant-unsupported`` - with the build found, the build
+            needed, and the ways to get it.
+    """
+    if kind not in ENGINE_CHOICES:
+        raise UsageError(
+            f"there is no engine {kind!r}", code="unknown-engine", hint="one of: " + ", ".join(ENGINE_CHOICES)
+        )
+    found = discover(environ, engine_path=engine_path) if found is None else found
+    engine = _pick(found, kind)
+    if need is not None:
+        _check_need(engine, need)
+    return engine
+
+
+_KINDS: Final = {
+    "auto": (EngineKind.LLAMA_SERVER, EngineKind.LLAMA, EngineKind.EMBEDDED),
+    "llama-server": (EngineKind.LLAMA_SERVER, EngineKind.LLAMA),
+    "embedded": (EngineKind.EMBEDDED,),
+    "llama-cpp-python": (EngineKind.LLAMA_CPP_PYTHON,),
+}
+
+
+def _pick(found: tuple[FoundEngine, ...], kind: str) -> FoundEngine:
+    matching = [engine for engine in found if engine.kind in _KINDS[kind]]
+    if not matching:
+        raise MachineError(
+            f"there is no engine{'' if kind == 'auto' else f' of kind {kind}'} on this machine",
+            code="no-engine",
+            cause=f"looked at --engine-path, {ENVIRONMENT_VARIABLE}, PATH and the installed Python packages",
+            hint=_get(kind),
+        )
+    if matching[0].explicit:
+        matching = matching[:1]
+    able = [e for e in matching if e.supports_k3] or [e for e in matching if e.supports_k3 is None]
+    if able:
+        return able[0]
+    first = matching[0]
+    runs = first.version is not None
+    raise MachineError(
+        f"the engine {first.path} {'cannot load Kimi K3' if runs else 'cannot be used'}",
+        code="engine-too-old" if runs else "engine-unusable",
+        cause="; ".join(f"{e.path}: {e.version or 'no version'}: {e.reason}" for e in matching),
+        hint=_WAYS if runs else _get(kind),
+    )
+
+
+def _get(kind: str) -> str:
+    match kind:
+        case "embedded":
+            return f"{sys.executable} -m pip install 'xllamacpp>=2026.10.11549'"
+        case "llama-cpp-python":
+            return f"{sys.executable} -m pip install 'llama-cpp-python>=0.3.36' (it compiles for about ten minutes)"
+        case _:
+            return (
+                f"{sys.executable} -m pip install 'xllamacpp>=2026.10.11549' for the embedded engine, or llama.cpp "
+                f"build {MIN_BUILD} or later: curl -LsSf https://llama.app/install.sh | sh"
+            )
+
+
+def _check_need(engine: FoundEngine, need: EngineNeed) -> None:
+    if need.min_build is None:
+        # Only a fork reads these files, and forks number and name their builds themselves (b10472-mix-...).
+        if need.reason is not None and not (engine.explicit and "mix" in (engine.version or "")):
+            raise MachineError(
+                f"no mainline llama.cpp reads this quant, and {engine.path} is one",
+                code="quant-unsupported",
+                cause=need.reason,
+                hint=need.alternative,
+            )
+    elif engine.build is not None and engine.build < need.min_build:
+        raise MachineError(
+            f"this quant needs llama.cpp build {need.min_build}, and {engine.path} is build {engine.build}",
+            code="engine-too-old",
+            cause=need.reason,
+            hint=need.alternative or _WAYS,
+        )
