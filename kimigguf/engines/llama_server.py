@@ -1,0 +1,209 @@
+"""A llama.cpp server as a running thing: start it, watch it load, know when it is ready and why it is not, stop it."""
+
+import http.client
+import json
+import socket
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+from kimigguf.engines.command import Command
+from kimigguf.engines.diagnose import server_error
+from kimigguf.engines.progress import Activity, read_activity
+from kimigguf.engines.supervise import Child, State
+from kimigguf.errors import MachineError, ServerError
+from kimigguf.events import Advance, Listener, Notice, Step, ignore
+from kimigguf.units import duration
+
+STALL_SECONDS: Final = 300.0
+_OK: Final = 200
+_POLL_SECONDS: Final = 0.1
+_HTTP_SECONDS: Final = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Address:
+    """Where a server listens."""
+
+    host: str
+    port: int
+
+    @property
+    def reachable_host(self) -> str:
+        """The host to connect to: a server on every address is reached on loopback."""
+        return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)  # noqa: S104 -- compared, not bound
+
+    @property
+    def url(self) -> str:
+        host = self.reachable_host
+        return f"http://{f'[{host}]' if ':' in host else host}:{self.port}"
+
+
+def port_is_free(address: Address) -> bool:
+    """Whether the port can be bound now. Connections of an earlier server that still close do not count."""
+    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((address.host.strip("[]"), address.port))
+        except OSError:
+            return False
+    return True
+
+
+def get(address: Address, path: str, *, seconds: float = _HTTP_SECONDS) -> tuple[int, bytes] | None:
+    """Status and body of a GET; None if nobody answers HTTP there. No proxy is ever asked."""
+    connection = http.client.HTTPConnection(address.reachable_host.strip("[]"), address.port, timeout=seconds)
+    try:
+        connection.request("GET", path)
+        response = connection.getresponse()
+        return response.status, response.read()
+    except (OSError, http.client.HTTPException):
+        return None
+    finally:
+        connection.close()
+
+
+class Server:
+    """An engine that was started to serve. The one owner of its process and of its state."""
+
+    def __init__(self, child: Child, address: Address, alias: str, total_bytes: int) -> None:
+        self._child = child
+        self._total_bytes = total_bytes
+        self.address = address
+        self.alias = alias
+        self.state = State.STARTING
+
+    @classmethod
+    def start(cls, command: Command, address: Address, *, alias: str, log: Path, total_bytes: int) -> Self:
+        """Start the engine; it is not ready yet.
+
+        Raises:
+            MachineError: ``port-in-use`` before anything is started, ``engine-unusable``, ``log-unwritable``.
+        """
+        if not port_is_free(address):
+            raise MachineError(
+                f"port {address.port} on {address.host} is taken by another program",
+                code="port-in-use",
+                hint="choose another with --port; ss -ltnp shows who has it",
+            )
+        return cls(Child.start(command.argv, command.environ, log), address, alias, total_bytes)
+
+    @property
+    def log(self) -> Path:
+        return self._child.log
+
+    @property
+    def pid(self) -> int:
+        return self._child.pid
+
+    def log_text(self) -> str:
+        """The end of the engine's log."""
+        return self._child.log_tail()
+
+    def wait_ready(self, listen: Listener = ignore, *, stall_seconds: float = STALL_SECONDS) -> float:
+        """Wait until the model is loaded and answers; returns the seconds it took.
+
+        No clock ends a load: a terabyte takes as long as it takes. When nothing advanced for ``stall_seconds`` (no
+        bytes read, no memory mapped, no processor time, no log line), that is said, with the last line seen.
+
+        Raises:
+            ServerError: the engine died, with the reason from its log.
+        """
+        began = time.monotonic()
+        listen(Step(text="starting the engine"))
+        watch = _Watch(total_bytes=self._total_bytes, stall_seconds=stall_seconds, listen=listen)
+        while True:
+            self._raise_if_dead("loading")
+            answer = get(self.address, "/health")
+            if answer is not None and answer[0] == _OK and self._is_ours():
+                self._raise_if_dead("loading")
+                self.state = State.READY
+                watch.finish()
+                return time.monotonic() - began
+            if answer is not None:
+                self.state = State.LOADING
+            watch.look(read_activity(self._child.pid, self._child.log), self._child.log_tail)
+            self._child.wait(_POLL_SECONDS)
+
+    def _is_ours(self) -> bool:
+        """Whether the answering server carries our alias: another one may have taken the port meanwhile."""
+        answer = get(self.address, "/v1/models")
+        if answer is None or answer[0] != _OK:
+            return False
+        with suppress(ValueError, AttributeError, TypeError):
+            models = json.loads(answer[1]).get("data", [])
+            return any(self.alias in (model.get("id"), *(model.get("aliases") or ())) for model in models)
+        return False
+
+    def wait(self) -> None:
+        """Wait, as long as it serves, for its end.
+
+        Raises:
+            ServerError: it died, with the reason from its log.
+        """
+        while True:
+            if self._child.wait(1.0) is not None:
+                self._raise_if_dead("serving")
+
+    def _raise_if_dead(self, doing: str) -> None:
+        how = self._child.exit()
+        if how is not None:
+            self.state = State.EXITED
+            raise self._failure(doing)
+
+    def _failure(self, doing: str) -> ServerError:
+        how = self._child.stop(0)
+        return server_error(self._child.log_tail(), how, log_path=str(self._child.log), while_doing=doing)
+
+    def stop(self) -> None:
+        """End the engine and everything it started. Safe to call twice."""
+        if self.state is not State.EXITED:
+            self.state = State.STOPPING
+        self._child.stop()
+        self.state = State.EXITED
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+
+class _Watch:
+    """Turns what the engine's process does into progress, and names a stall once per ``stall_seconds``."""
+
+    def __init__(self, *, total_bytes: int, stall_seconds: float, listen: Listener) -> None:
+        self._total = total_bytes
+        self._stall = stall_seconds
+        self._listen = listen
+        self._last: Activity | None = None
+        self._changed = time.monotonic()
+        self._shown = 0
+
+    def look(self, activity: Activity, tail: Callable[[], str]) -> None:
+        now = time.monotonic()
+        if activity != self._last:
+            self._last, self._changed = activity, now
+        elif now - self._changed >= self._stall:
+            self._changed = now
+            lines = tail().splitlines()
+            self._listen(
+                Notice(
+                    text=f"nothing has advanced for {duration(self._stall)}; "
+                    f"the engine's last words: {lines[-1].strip() if lines else 'none'}"
+                )
+            )
+        done = min(activity.loaded_bytes or 0, self._total)
+        if done > self._shown:
+            self._shown = done
+            self._listen(Advance(activity="load", item="model", done_bytes=done, total_bytes=self._total))
+
+    def finish(self) -> None:
+        self._listen(Advance(activity="load", item="model", done_bytes=self._total, total_bytes=self._total))
