@@ -1,0 +1,272 @@
+"""Where every byte of a model goes: a pure function from model, budget and settings to a placement or a shortfall.
+
+The trunk goes to the devices first, because every token reads all of it; then routed experts, of which a token reads
+16 of 896. What the devices do not take stays in RAM. What does not fit there gives way in a fixed order, in words.
+"""
+
+import re
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from kimigguf.memory.layout import HOST, LayerPlace, Layout
+from kimigguf.memory.ledger import Component, Ledger, ledger
+from kimigguf.memory.model import Layer, ModelSpec, Part
+from kimigguf.memory.settings import Settings
+from kimigguf.placement.budget import Budget
+from kimigguf.placement.give_way import lower
+from kimigguf.placement.pack import Element, Packing, pack
+from kimigguf.units import memory
+
+_ROUNDS: Final = 6
+"""Buffers depend on the split and the split on the buffers; two rounds settle it, the rest is for odd machines."""
+_EXPERT_PART: Final = re.compile(r"ffn_(up|down|gate|gate_up)_(?:ch|)exps")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """What a placement may do to make a model fit.
+
+    ``context_floor_tokens`` is the least context that is still worth serving. ``may_stream`` allows experts that do
+    not fit in RAM to be read from the file as tokens need them, which needs a fast local disk.
+    """
+
+    context_floor_tokens: int = 8192
+    may_stream: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placed:
+    """A complete placement. ``settings`` are the ones that fit; ``gave_way`` says what was lowered to get there.
+
+    ``streamed_bytes`` is how much of the host's experts has no room in RAM and is read from the disk again and again.
+    """
+
+    settings: Settings
+    layout: Layout
+    ledger: Ledger
+    gave_way: tuple[str, ...] = ()
+    streamed_bytes: int = 0
+    notices: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shortfall:
+    """It does not fit: what RAM would have to hold beside what devices take, and what it can, in bytes.
+
+    ``resident_bytes`` is the part of the need that can never be left on disk: trunk, cache, buffers.
+    """
+
+    need_bytes: int
+    have_bytes: int
+    resident_bytes: int
+    reason: str
+    gave_way: tuple[str, ...] = ()
+
+    @property
+    def missing_bytes(self) -> int:
+        """How much more RAM would do."""
+        return self.need_bytes - self.have_bytes
+
+
+def place(spec: ModelSpec, budget: Budget, settings: Settings, *, policy: Policy | None = None) -> Placed | Shortfall:
+    """Place ``spec`` on a machine with ``budget``, lowering ``settings`` only as far as it must to fit.
+
+    A budget of unknown RAM bounds nothing there: the placement is made for the devices, and a notice says so.
+    """
+    policy = policy or Policy()
+    table = _Table(spec, budget)
+    tried: dict[Settings, Placed] = {}
+
+    def placed(wanted: Settings) -> Placed:
+        if wanted not in tried:
+            tried[wanted] = table.place(wanted)
+        return tried[wanted]
+
+    def fits(wanted: Settings) -> bool:
+        answer = placed(wanted)
+        return answer.ledger.total_bytes(HOST) <= table.host_have(answer)
+
+    if fits(settings):
+        return _noted(placed(settings), budget)
+    lowest, words, fitting = lower(settings, fits, context_floor_tokens=policy.context_floor_tokens)
+    if fitting:
+        return _noted(replace(placed(lowest), gave_way=words), budget)
+    if policy.may_stream and (streaming := _stream(table, settings, policy)):
+        return _noted(streaming, budget)
+    return _shortfall(table, placed(lowest), words, policy)
+
+
+def resident_bytes(counted: Ledger) -> int:
+    """What must stay in RAM: all that the host holds but routed experts, which a token reads a few of at a time."""
+    return counted.total_bytes(HOST) - _host_experts(counted)
+
+
+def device_need_bytes(counted: Ledger, device: int) -> int:
+    """What a device must hold beside its driver's context, which the budget has taken off already."""
+    context = sum(
+        row.size_bytes or 0 for row in counted.rows if row.device == device and row.component is Component.GPU_CONTEXT
+    )
+    return counted.total_bytes(device) - context
+
+
+def _host_experts(counted: Ledger) -> int:
+    return sum(row.size_bytes or 0 for row in counted.rows if row.device is HOST and row.component is Component.EXPERTS)
+
+
+class _Table:
+    """The model as elements to pack and the budget as capacities; computed once for all settings that are tried."""
+
+    def __init__(self, spec: ModelSpec, budget: Budget) -> None:
+        self.spec = spec
+        self.budget = budget
+        self.experts = _expert_groups(spec)
+        discrete = any(not device.unified and device.usable_bytes for device in budget.devices)
+        # An integrated GPU beside real ones would only add its slowness and a transfer.
+        self.capacities = [0 if device.unified and discrete else device.usable_bytes or 0 for device in budget.devices]
+        self.unified = [device.unified and not discrete for device in budget.devices]
+
+    def host_have(self, placed: Placed) -> int:
+        """RAM for the host's part: all that is usable, less what devices take of the same pool."""
+        if self.budget.ram_bytes is None:
+            return placed.ledger.total_bytes(HOST)
+        shared = sum(device_need_bytes(placed.ledger, d) for d, unified in enumerate(self.unified) if unified)
+        return self.budget.ram_bytes - shared
+
+    def place(self, settings: Settings, *, experts_stay_pageable: bool = False) -> Placed:
+        """The best placement of these settings, whether or not the host's part fits in RAM."""
+        host = self._count(settings, Layout.on_host(len(self.spec.layers)))
+        if not self.capacities or max(self.capacities) <= 0:
+            return host
+        capacities = list(self.capacities)
+        if any(self.unified) and self.budget.ram_bytes is not None:
+            # One pool: what only the host can hold comes off what the GPU may take of it.
+            left = self.budget.ram_bytes - self._host_only(host.ledger)
+            capacities = [min(c, left) if u else c for c, u in zip(capacities, self.unified, strict=True)]
+        elements = self._elements(settings, without_experts=experts_stay_pageable and any(self.unified))
+        best = self._settle(settings, elements, capacities)
+        return best or host
+
+    def _host_only(self, counted: Ledger) -> int:
+        movable = (Component.TRUNK, Component.EXPERTS, Component.HEAD, Component.KV_CACHE, Component.RECURRENT_STATE)
+        return sum(row.size_bytes or 0 for row in counted.rows if row.component not in movable)
+
+    def _names(self) -> tuple[str, ...]:
+        return tuple(device.name for device in self.budget.devices)
+
+    def _count(self, settings: Settings, layout: Layout) -> Placed:
+        return Placed(settings=settings, layout=layout, ledger=ledger(self.spec, settings, layout))
+
+    def _elements(self, settings: Settings, *, without_experts: bool) -> list[Element]:
+        layers = [
+            Element(
+                trunk_bytes=layer.trunk_bytes + _kept_bytes(layer, settings),
+                experts=() if without_experts else tuple(size for _, size in self.experts[layer.index]),
+            )
+            for layer in self.spec.layers
+        ]
+        return [*layers, Element(trunk_bytes=self.spec.head_bytes)]
+
+    def _settle(self, settings: Settings, elements: Sequence[Element], capacities: Sequence[int]) -> Placed | None:
+        """Pack, count the buffers that this packing needs, and pack again until both agree."""
+        reserve = [0] * len(capacities)
+        best: tuple[tuple[int, int], Placed] | None = None
+        for _ in range(_ROUNDS):
+            packing = pack(elements, [c - r for c, r in zip(capacities, reserve, strict=True)])
+            placed = self._count(settings, self._layout(packing))
+            overhead = [
+                device_need_bytes(placed.ledger, d) - packing.used_bytes(elements, d) if d in packing.device else 0
+                for d in range(len(capacities))
+            ]
+            if all(o <= r for o, r in zip(overhead, reserve, strict=True)):
+                rank = (-packing.device.count(None), packing.expert_bytes(elements))
+                if best is not None and rank <= best[0]:
+                    break
+                best = rank, placed
+                reserve = overhead
+            elif best is not None:
+                break
+            else:
+                reserve = [max(o, r) for o, r in zip(overhead, reserve, strict=True)]
+        return best[1] if best else None
+
+    def _layout(self, packing: Packing) -> Layout:
+        places: list[LayerPlace] = []
+        moved: list[tuple[str, int | None]] = []
+        for layer, device, kept in zip(self.spec.layers, packing.device, packing.kept, strict=False):
+            groups = self.experts[layer.index]
+            here = not groups or any(kept)
+            places.append(LayerPlace(trunk=device, experts=device if here else HOST))
+            if here and not all(kept):
+                left = (names for (names, _), stays in zip(groups, kept, strict=True) if not stays)
+                moved.extend((name, HOST) for names in left for name in names)
+        return Layout(devices=self._names(), layers=tuple(places), head=packing.device[-1], moved=tuple(moved))
+
+
+def _kept_bytes(layer: Layer, settings: Settings) -> int:
+    """Cache and state of one layer, which lie with its trunk; 0 where unknown (the ledger says so)."""
+    if not settings.kv_offload or layer.key_width is None or layer.value_width is None:
+        return 0
+    token = settings.kv_type.row_bytes(layer.key_width) + settings.kv_type.row_bytes(layer.value_width)
+    return token * settings.stream_tokens * settings.streams + (layer.state_bytes or 0) * settings.slots
+
+
+def _expert_groups(spec: ModelSpec) -> list[list[tuple[tuple[str, ...], int]]]:
+    """Per layer, its expert matrices: the names that belong together (weight, bias) and their bytes."""
+    groups: list[defaultdict[str, list[tuple[str, int]]]] = [defaultdict(list) for _ in spec.layers]
+    for weight in spec.weights:
+        if weight.part is Part.EXPERTS and weight.layer is not None:
+            match = _EXPERT_PART.search(weight.name)
+            groups[weight.layer][match[1] if match else weight.name].append((weight.name, weight.size_bytes))
+    return [
+        [(tuple(name for name, _ in group), sum(size for _, size in group)) for group in layer.values()]
+        for layer in groups
+    ]
+
+
+def _stream(table: _Table, settings: Settings, policy: Policy) -> Placed | None:
+    """A placement whose host experts are paged from disk, or None when even the rest has no room."""
+    pageable = replace(settings, repack=False)
+
+    def fits(wanted: Settings) -> bool:
+        answer = table.place(wanted, experts_stay_pageable=True)
+        return resident_bytes(answer.ledger) <= table.host_have(answer)
+
+    words: tuple[str, ...] = ()
+    if not fits(pageable):
+        pageable, words, fitting = lower(pageable, fits, context_floor_tokens=policy.context_floor_tokens)
+        if not fitting:
+            return None
+    placed = table.place(pageable, experts_stay_pageable=True)
+    streamed = max(0, placed.ledger.total_bytes(HOST) - table.host_have(placed))
+    notice = (
+        f"{memory(streamed)} of the experts have no room in RAM and stream from disk as tokens need them:"
+        " expect seconds per token, not tokens per second"
+    )
+    return replace(placed, gave_way=words, streamed_bytes=streamed, notices=(notice,))
+
+
+def _shortfall(table: _Table, lowest: Placed, words: tuple[str, ...], policy: Policy) -> Shortfall:
+    have, need = table.host_have(lowest), lowest.ledger.total_bytes(HOST)
+    resident = resident_bytes(lowest.ledger)
+    if policy.may_stream:
+        reason = f"even trunk, cache and buffers ({memory(resident)}) have no room in {memory(have)} of RAM"
+    else:
+        reason = f"RAM would have to hold {memory(need)} and can hold {memory(have)}; {memory(need - have)} are missing"
+    return Shortfall(need_bytes=need, have_bytes=have, resident_bytes=resident, reason=reason, gave_way=words)
+
+
+def _noted(placed: Placed, budget: Budget) -> Placed:
+    notices = list(placed.notices)
+    if budget.ram_bytes is None:
+        notices.append("how much RAM may be used is unknown, so nothing was checked against it")
+    notices.extend(
+        f"{device.name} is left empty: its memory is unknown"
+        for device in budget.devices
+        if device.usable_bytes is None
+    )
+    if placed.ledger.unknown:
+        what = ", ".join(sorted({row.component.value for row in placed.ledger.unknown}))
+        notices.append(f"unknown, and so not counted: {what}")
+    return replace(placed, notices=tuple(notices))
