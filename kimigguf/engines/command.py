@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Final
 
 from kimigguf.engines.engine import EngineKind, FoundEngine
-from kimigguf.engines.offload import offload
+from kimigguf.engines.offload import Offload, offload
 from kimigguf.engines.serving import ServingProfile, Value, chat_template_arguments
 from kimigguf.errors import MachineError, UsageError
 from kimigguf.memory.settings import Settings
@@ -47,7 +47,7 @@ def planned_values(settings: Settings) -> Mapping[str, Value]:
         {
             "context_tokens": settings.context_tokens,
             "slots": settings.slots,
-            "separate_slots": True,
+            "unified_cache": settings.unified_cache,
             "batch_tokens": max(settings.batch_tokens, settings.ubatch_tokens),
             "ubatch_tokens": settings.ubatch_tokens,
             "kv_type": settings.kv_type.value,
@@ -120,10 +120,16 @@ def placement_arguments(plan: Plan, names: tuple[str, ...]) -> tuple[str, ...]:
     argv = ["--device", ",".join(names) if names else "none", "--n-gpu-layers", str(words.gpu_layers)]
     if words.split:
         argv += ["--tensor-split", ",".join(map(str, words.split))]
-    for rule in words.overrides:
-        where = "CPU" if rule.device is None else names[rule.device]
-        argv += ["--override-tensor", f"{rule.pattern}={where}"]
+    if words.overrides:
+        argv += ["--override-tensor", override_argument(words, names)]
     return tuple(argv)
+
+
+def override_argument(words: Offload, names: tuple[str, ...]) -> str:
+    """The rules for single tensors and experts as one argument; the engine takes the first that matches."""
+    return ",".join(
+        f"{rule.pattern}={'CPU' if rule.device is None else names[rule.device]}" for rule in words.overrides
+    )
 
 
 def engine_environ(environ: Mapping[str, str]) -> tuple[dict[str, str], tuple[str, ...]]:

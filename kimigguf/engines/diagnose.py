@@ -2,6 +2,7 @@
 
 import re
 import signal
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -151,7 +152,7 @@ _SYMPTOMS: Final = (
         "run: kimigguf verify QUANT; if the set is whole, see the log",
     ),
 )
-_SIGNALS: Final = {
+_SIGNALS: Final[Mapping[int, Diagnosis]] = {
     signal.SIGKILL: Diagnosis(
         code="killed",
         message="the engine was killed; the system does that when memory runs out",
@@ -188,7 +189,7 @@ def diagnose(log: str, how: Exit) -> Diagnosis:
                     line=_bare(line),
                     may_pass=symptom.may_pass,
                 )
-    if how.signal_number is not None and (known := _SIGNALS.get(signal.Signals(how.signal_number))):
+    if how.signal_number is not None and (known := _SIGNALS.get(how.signal_number)):
         return known
     errors = [line for line in lines if re.search(r"\bE\b|error|fail|abort|assert", line, re.IGNORECASE)]
     return Diagnosis(

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
-from kimigguf.engines.command import DEFAULT_PORT, LOOPBACK, device_names, model_path, setting_values
+from kimigguf.engines.command import DEFAULT_PORT, LOOPBACK, device_names, model_path, override_argument, setting_values
 from kimigguf.engines.discover import backends, parse_embedded_devices
 from kimigguf.engines.engine import EngineKind, FoundEngine
 from kimigguf.engines.lifeline import die_with_parent
@@ -53,9 +53,7 @@ def attributes(
     if words.split:
         found["tensor_split"] = [float(count) for count in words.split]
     if words.overrides:
-        found["tensor_buft_overrides"] = ",".join(
-            f"{rule.pattern}={'CPU' if rule.device is None else names[rule.device]}" for rule in words.overrides
-        )
+        found["tensor_buft_overrides"] = override_argument(words, names)
     arguments = chat_template_arguments(profile, effort)
     found["default_template_kwargs"] = {name: json.dumps(value) for name, value in arguments.items()}
     return found
@@ -69,8 +67,6 @@ def _converted(attribute: str, value: Value) -> Any:  # noqa: ANN401 -- attribut
             return f"LLAMA_FLASH_ATTN_TYPE_{'ENABLED' if value == 'on' else 'DISABLED'}"
         case "fit_params":
             return value == "on"
-        case "kv_unified":  # the flag says the opposite: --no-kv-unified
-            return not value
         case _:
             return value
 

@@ -5,6 +5,7 @@ llama.cpp gives the *last* ``gpu_layers`` of (layers + output head) to the devic
 Source: ``llama_model_base::load_tensors`` in llama.cpp's src/llama-model.cpp, build 11434.
 """
 
+import re
 from dataclasses import dataclass
 from itertools import groupby, pairwise
 from typing import Final
@@ -48,21 +49,20 @@ def offload(layout: Layout) -> Offload:
     head = layout.head if follows else last
     sequence = [place for place in (*trunk, head) if place is not HOST]
     counts = tuple(sequence.count(device) for device in range(len(layout.devices)))
+    head_rule = () if follows else (Override(pattern="^output", device=layout.head),)
     return Offload(
         gpu_layers=len(sequence),
         split=counts if len(layout.devices) > 1 and sequence else (),
-        overrides=(
-            *_expert_overrides(layout),
-            *(() if follows else (Override(pattern="^output", device=layout.head),)),
-        ),
+        # The engine takes the first rule that matches, so single tensors stand before their kind.
+        overrides=(*_moved_overrides(layout), *_expert_overrides(layout), *head_rule),
     )
 
 
 def _check(layout: Layout, trunk: list[int | None]) -> None:
-    places = [*trunk, layout.head, *(place.experts for place in layout.layers)]
+    places = [*trunk, layout.head, *(place.experts for place in layout.layers), *(place for _, place in layout.moved)]
     if any(place is not HOST and not 0 <= place < len(layout.devices) for place in places):
         raise UsageError("the layout names a device that it does not list", code="layout-not-expressible")
-    ranks = [-1 if place is HOST else place for place in trunk]
+    ranks = [_rank(place) for place in trunk]
     for index, (before, after) in enumerate(pairwise(ranks)):
         if after < before:
             raise UsageError(
@@ -73,10 +73,24 @@ def _check(layout: Layout, trunk: list[int | None]) -> None:
             )
 
 
+def _moved_overrides(layout: Layout) -> tuple[Override, ...]:
+    """One rule per place that holds single tensors apart from their part, naming each exactly."""
+    ordered = sorted(layout.moved, key=lambda item: _rank(item[1]))
+    return tuple(
+        Override(pattern=f"^({'|'.join(re.escape(name) for name, _ in group)})$", device=device)
+        for device, group in groupby(ordered, key=lambda item: item[1])
+    )
+
+
+def _rank(place: int | None) -> int:
+    """Orders places, the host first."""
+    return -1 if place is HOST else place
+
+
 def _expert_overrides(layout: Layout) -> tuple[Override, ...]:
     """One rule per place that holds experts apart from their trunk; the layers are named unless it is all of them."""
     apart = [(place.experts, index) for index, place in enumerate(layout.layers) if place.experts != place.trunk]
-    ordered = sorted(apart, key=lambda item: (-1 if item[0] is HOST else item[0], item[1]))
+    ordered = sorted(apart, key=lambda item: (_rank(item[0]), item[1]))
     rules = []
     for device, group in groupby(ordered, key=lambda item: item[0]):
         indices = [index for _, index in group]
