@@ -1,0 +1,149 @@
+"""The graph allocator of ggml (``ggml/src/ggml-alloc.c``), worked through without allocating anything.
+
+Every backend has one growing buffer. A tensor gets the smallest free gap that holds it, or the end of the buffer; it
+is freed when its last user has run; an operation that may write over a source takes that source's place. The peak of
+each buffer is what an engine reserves.
+"""
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from typing import Final
+
+from kimigguf.memory.graph import INPLACE_OPERATIONS, NO_VIEW, Graph, Id
+
+_ALIGNMENT: Final = 32
+"""Of CPU buffers, and of those behind an RPC server on a CPU. CUDA's 128 changes no size that matters here."""
+_ENDLESS: Final = 1 << 62
+
+
+class Buffer:
+    """One growing buffer with its free gaps, in the order of their addresses; the last gap has no end."""
+
+    __slots__ = ("peak", "sizes", "starts")
+
+    def __init__(self) -> None:
+        self.starts = [0]
+        self.sizes = [_ENDLESS]
+        self.peak = 0
+
+    def take(self, size: int) -> int:
+        """The address of a new block: in the smallest gap that holds it (the last of equals), else at the end."""
+        sizes = self.sizes
+        best, best_size = len(sizes) - 1, _ENDLESS
+        for index in range(best):
+            gap = sizes[index]
+            if size <= gap <= best_size:
+                best, best_size = index, gap
+        start = self.starts[best]
+        if sizes[best] == size:
+            del self.starts[best], sizes[best]
+        else:
+            self.starts[best] = start + size
+            sizes[best] -= size
+        self.peak = max(self.peak, start + size)
+        return start
+
+    def give(self, start: int, size: int) -> None:
+        """Return a block, joining it with the gaps that touch it."""
+        starts, sizes = self.starts, self.sizes
+        index = bisect_left(starts, start)
+        if index and starts[index - 1] + sizes[index - 1] == start:
+            sizes[index - 1] += size
+            if index < len(starts) and start + size == starts[index]:
+                sizes[index - 1] += sizes[index]
+                del starts[index], sizes[index]
+        elif index < len(starts) and start + size == starts[index]:
+            starts[index] = start
+            sizes[index] += size
+        else:
+            starts.insert(index, start)
+            sizes.insert(index, size)
+
+
+def peaks(
+    graph: Graph,
+    order: Sequence[tuple[Id, int]],
+    leafs: Sequence[tuple[Id, int]],
+    is_held: Sequence[bool],
+    buffers: int,
+) -> tuple[int, ...]:
+    """Bytes that each of ``buffers`` backends reserves for running ``order``, a list of nodes with their backends.
+
+    ``is_held`` says which tensors already have memory.
+    """
+    return _Run(graph, is_held, buffers).peaks(order, leafs)
+
+
+class _Run:
+    def __init__(self, graph: Graph, is_held: Sequence[bool], buffers: int) -> None:
+        count = len(graph.operation)
+        self.graph = graph
+        self.sources = graph.sources
+        self.is_held = is_held
+        self.buffers = [Buffer() for _ in range(buffers)]
+        self.children = [0] * count
+        self.views = [0] * count
+        self.place: list[tuple[Buffer, int, int] | None] = [None] * count
+        """Buffer, start and size of each tensor that this run allocated and has not freed."""
+    def peaks(self, order: Sequence[tuple[Id, int]], leafs: Sequence[tuple[Id, int]]) -> tuple[int, ...]:
+        graph, sources, children, views = self.graph, self.sources, self.children, self.views
+        view_of, is_input = graph.view_of, graph.is_input
+        for leaf, backend in leafs:
+            self._allocate(leaf, backend)
+        for node, backend in order:
+            root = view_of[node]
+            if root != NO_VIEW and graph.operation[node] != "none":
+                views[root] += 1
+            if node in is_input:
+                self._allocate(node, backend)
+            for source in sources[node]:
+                children[source] += 1
+                if source in is_input:
+                    self._allocate(source, backend)
+        for node, backend in order:
+            for source in sources[node]:
+                self._allocate(source, backend)
+            self._allocate(node, backend)
+            for source in sources[node]:
+                self._release(source)
+        return tuple(buffer.peak for buffer in self.buffers)
+
+    def _allocate(self, tensor: Id, backend: int) -> None:
+        graph, place = self.graph, self.place
+        if place[tensor] is not None or self.is_held[tensor] or graph.view_of[tensor] != NO_VIEW:
+            return
+        if graph.operation[tensor] in INPLACE_OPERATIONS:
+            shape, stride, kind = graph.shape[tensor], graph.stride[tensor], graph.kind[tensor]
+            for source in self.sources[tensor]:
+                if (
+                    place[source] is not None
+                    and self.children[source] == 1
+                    and self.views[source] == 0
+                    and source not in graph.is_output
+                    and graph.shape[source] == shape
+                    and graph.stride[source] == stride
+                    and graph.kind[source] == kind
+                ):
+                    place[tensor], place[source] = place[source], None
+                    return
+        size = -(-graph.size(tensor) // _ALIGNMENT) * _ALIGNMENT
+        buffer = self.buffers[backend]
+        place[tensor] = buffer, buffer.take(size), size
+
+    def _release(self, tensor: Id) -> None:
+        """One user of a tensor has run; free it, or what it is a view of, when that was the last."""
+        children, views = self.children, self.views
+        children[tensor] -= 1
+        if children[tensor] or views[tensor]:
+            return
+        root = self.graph.view_of[tensor]
+        if root != NO_VIEW:
+            views[root] -= 1
+            if views[root] or children[root]:
+                return
+            tensor = root
+        placed = self.place[tensor]
+        if placed is not None and tensor not in self.graph.is_output:
+            buffer, start, size = placed
+            buffer.give(start, size)
+            self.place[tensor] = None
