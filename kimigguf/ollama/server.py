@@ -76,13 +76,24 @@ def _ip(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
         return None
 
 
-def supports_k3(version: str | None) -> bool | None:
-    """Whether a version of Ollama can load K3; None for a development build, a pre-release of 0.32.15 or no version."""
+def version_numbers(version: str | None) -> tuple[int, int, int] | None:
+    """The three numbers of a release; None for no version, for one that is none, and for a build from source (0.0.0).
+
+    A pre-release counts as the release before it: 0.32.15-rc1 may lack what 0.32.15 has.
+    """
     match = _VERSION.fullmatch(version.strip()) if version else None
     if match is None:
         return None
     numbers = (int(match[1]), int(match[2]), int(match[3]))
-    if numbers == (0, 0, 0) or (numbers == K3_VERSION and match[4]):  # 0.0.0 is what a build from source calls itself
+    if numbers == (0, 0, 0):
+        return None
+    return numbers if match[4] is None else (numbers[0], numbers[1], numbers[2] - 1)
+
+
+def supports_k3(version: str | None) -> bool | None:
+    """Whether a version of Ollama can load K3; None for a development build, a pre-release of 0.32.15 or no version."""
+    numbers = version_numbers(version)
+    if numbers is None or (version is not None and version.strip().removeprefix("v").startswith(f"{K3_VERSION_TEXT}-")):
         return None
     return numbers >= K3_VERSION
 

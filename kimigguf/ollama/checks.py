@@ -1,0 +1,238 @@
+"""Whether a registration may begin: every look as PASSED, FAILED or UNKNOWN with its evidence. Pure."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from kimigguf.errors import KimiggufError, MachineError, NetworkError, UsageError
+from kimigguf.ollama.disk import KEEPS_SHARDS_TEXT, SMALL_BYTES, DiskNeed, Way
+from kimigguf.ollama.evidence import Blame, Check, State, blocked, passed, unknown
+from kimigguf.ollama.modelfile import load_timeout_minutes
+from kimigguf.ollama.server import K3_VERSION_TEXT, OllamaServer
+from kimigguf.ollama.source import Source
+from kimigguf.ollama.storage import ModelsFolder, ServerEnvironment
+from kimigguf.units import storage
+
+_K3: Final = "kimi-k3"
+_NAME: Final = re.compile(r"(?:[A-Za-z0-9][\w.-]{0,79}/){0,2}[A-Za-z0-9_][\w.-]{0,79}(?::[A-Za-z0-9_][\w.-]{0,79})?")
+_SPLIT: Final = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
+_UPGRADE: Final = "curl -fsSL https://ollama.com/install.sh | sh"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """All that is known before anything is written. ``taken`` holds the server's model names, None: not asked."""
+
+    name: str
+    force: bool
+    source: Source
+    server: OllamaServer
+    settings: ServerEnvironment
+    folder: ModelsFolder | None
+    taken: frozenset[str] | None
+    need: DiskNeed
+
+
+def full_name(name: str) -> str:
+    """A model's name with its tag, as Ollama lists it."""
+    return name if ":" in name.rpartition("/")[2] else f"{name}:latest"
+
+
+def judge(facts: Facts) -> tuple[Check, ...]:
+    """All checks, in the order in which a reader wants them."""
+    return (
+        *_server(facts),
+        *_files(facts.source),
+        _name(facts),
+        *_disk(facts),
+        *_settings(facts),
+    )
+
+
+def error_for(check: Check) -> KimiggufError:
+    """The failure that a blocking check stands for."""
+    kinds = {Blame.REQUEST: UsageError, Blame.MACHINE: MachineError, Blame.NETWORK: NetworkError}
+    return kinds[check.blame](check.evidence, code=check.code, hint=check.hint)
+
+
+def unreachable(server: OllamaServer) -> Check:
+    """The check that a server which does not answer fails."""
+    return blocked(
+        "Ollama",
+        server.reason,
+        code="ollama-unreachable",
+        hint="ollama serve" if server.local else "set OLLAMA_HOST to the address of your Ollama",
+        blame=Blame.MACHINE if server.local else Blame.NETWORK,
+    )
+
+
+def _server(facts: Facts) -> Iterator[Check]:
+    server = facts.server
+    if not server.reachable:
+        yield unreachable(server)
+        return
+    yield passed("Ollama", f"{server.url} answers")
+    if facts.source.architecture not in {_K3, None}:
+        yield unknown("version", f"{server.version}; which one loads {facts.source.architecture} is not known")
+    elif server.supports_k3 is False:
+        yield blocked("version", server.reason, code="ollama-too-old", hint=f"install a newer one: {_UPGRADE}")
+    elif server.supports_k3 is None:
+        yield unknown(
+            "version", server.reason, f"K3 needs {K3_VERSION_TEXT}; a build from source may be older or newer"
+        )
+    else:
+        yield passed("version", server.reason)
+    if server.local:
+        yield passed("where it runs", "on this machine")
+    elif facts.source.files and facts.need.send_bytes == 0:
+        yield passed("where it runs", "elsewhere, and it has every shard already")
+    else:
+        yield blocked(
+            "where it runs",
+            f"{server.url} is not this machine: it lacks our files, and its disk cannot be seen from here",
+            code="ollama-remote",
+            hint=f"run this on the machine where Ollama runs: kimigguf ollama-register {facts.source.label}",
+        )
+
+
+def _files(source: Source) -> Iterator[Check]:
+    if source.quant is not None and source.quant.engine.min_build is None:
+        reason, way = source.quant.engine.reason, source.quant.engine.alternative
+        yield blocked(
+            "quant",
+            f"{source.quant.name} runs on no Ollama: {reason or 'mainline llama.cpp cannot read it'}",
+            code="quant-unsupported",
+            hint=f"use {way}" if way else "choose another: kimigguf recommend",
+            blame=Blame.REQUEST,
+        )
+    elif source.unread_tensors:
+        yield blocked(
+            "tensor types",
+            f"{source.unread_tensors} tensors are of types that mainline llama.cpp, and so Ollama, does not know",
+            code="quant-unsupported",
+            hint="choose another quant: kimigguf recommend",
+            blame=Blame.REQUEST,
+        )
+    if not source.files:
+        yield blocked(
+            "files",
+            f"{source.label} is not on this machine",
+            code="not-downloaded",
+            hint=f"kimigguf download {source.label}",
+        )
+        return
+    first = source.files[0]
+    if source.unreadable:
+        yield blocked(
+            "files", f"this user may not read {', '.join(source.unreadable)}", code="unreadable-shard",
+            hint=f"sudo chmod a+r '{source.folder}'/*.gguf",
+        )  # fmt: skip
+    elif source.links:
+        yield blocked(
+            "files",
+            f"{source.links[0]} is a symbolic link, as in a Hugging Face cache; Ollama needs real files",
+            code="symlinked-shards",
+            hint=f"cp -L '{source.folder}'/*.gguf FOLDER, or: kimigguf download {source.label}",
+            blame=Blame.REQUEST,
+        )
+    elif source.projectors:
+        yield blocked(
+            "files",
+            f"{source.projectors[0]} lies among the shards; Ollama would take it for a part of the model",
+            code="projector-among-shards",
+            hint=f"mv '{source.folder}'/*mmproj*.gguf '{source.folder}'/..",
+            blame=Blame.REQUEST,
+        )
+    elif len(source.files) > 1 and not all(_SPLIT.fullmatch(file.name) for file in source.files):
+        yield blocked(
+            "files",
+            f"{first.name} is not named NAME-00001-of-0000N.gguf, which Ollama asks of the shards of a set",
+            code="shard-names",
+            hint="give the shards the names they were published under",
+            blame=Blame.REQUEST,
+        )
+    else:
+        count = f"{len(source.files)} shards" if len(source.files) > 1 else "one file"
+        yield passed("files", f"{count}, {storage(source.size_bytes)}, in {source.folder}")
+
+
+def _name(facts: Facts) -> Check:
+    name = facts.name
+    if not _NAME.fullmatch(name):
+        return blocked(
+            "name", f"{name!r} is no name for a model", code="bad-name", hint="--name kimi-k3:mine", blame=Blame.REQUEST
+        )
+    if facts.taken is None:
+        return unknown("name", f"{name}; whether it is taken could not be asked")
+    if full_name(name).lower() not in {taken.lower() for taken in facts.taken}:
+        return passed("name", f"{name} is free")
+    if facts.force:
+        return passed("name", f"{name} is taken and will be replaced (--force)")
+    return blocked(
+        "name",
+        f"Ollama has a model {name} already",
+        code="name-taken",
+        hint=f"give another --name, or replace it: kimigguf ollama-register {facts.source.label} --name {name} --force",
+        blame=Blame.REQUEST,
+    )
+
+
+def _disk(facts: Facts) -> Iterator[Check]:
+    folder, need = facts.folder, facts.need
+    if not facts.server.local:
+        return
+    if folder is None or folder.free_bytes is None:
+        text = "where Ollama keeps its models could not be found, so nothing is known of the space there"
+        if facts.force:
+            yield unknown("models folder", f"{text}; going on (--force)")
+        else:
+            yield blocked(
+                "models folder", text, code="ollama-folder-unknown", state=State.UNKNOWN,
+                hint="OLLAMA_MODELS=/the/folder kimigguf ollama-register ..., or --force to go on without knowing",
+            )  # fmt: skip
+        return
+    where = f"{folder.path} ({folder.source})"
+    if folder.confirmed:
+        yield passed("models folder", f"{where}; the server has what lies there")
+    else:
+        yield unknown("models folder", f"{where}; nothing lies there yet that the server could be asked for")
+    peak = need.peak_bytes + SMALL_BYTES
+    text = f"{storage(folder.free_bytes)} free, {storage(need.peak_bytes)} needed at the peak: {_why(need)}"
+    if folder.free_bytes >= peak:
+        yield passed("space", text)
+        return
+    ways = [f"it costs no disk to run it without Ollama: kimigguf serve {facts.source.label}"]
+    if need.way is Way.MERGE:
+        ways.insert(0, f"Ollama {KEEPS_SHARDS_TEXT} or later needs {storage(need.send_bytes)} only ({_UPGRADE})")
+    yield blocked(
+        "space",
+        f"{storage(peak - folder.free_bytes)} of disk are missing on {folder.path}: {text}",
+        code="ollama-no-space",
+        hint="; or ".join(ways),
+    )
+
+
+def _why(need: DiskNeed) -> str:
+    sent = f"{storage(need.send_bytes)} of shards to copy" if need.send_bytes else "no shard to copy"
+    if need.present_bytes:
+        sent += f" ({storage(need.present_bytes)} are there)"
+    if need.way is not Way.MERGE:
+        return f"{sent}, none merged"
+    return f"{sent}, and twice {storage(need.settled_bytes)} while this version merges them"
+
+
+def _settings(facts: Facts) -> Iterator[Check]:
+    """What the server's own settings mean for a model of this size; none of it stops anything."""
+    minutes = load_timeout_minutes(facts.source.size_bytes)
+    text = f"a load of {storage(facts.source.size_bytes)} may take {minutes} min from a slow disk"
+    values, source = facts.settings.values, facts.settings.source
+    if source is None or not facts.server.local:
+        yield unknown("load time-out", f"the server's settings cannot be read; the default is 5 min, and {text}")
+    elif "OLLAMA_LOAD_TIMEOUT" in values:
+        yield passed("load time-out", f"OLLAMA_LOAD_TIMEOUT={values['OLLAMA_LOAD_TIMEOUT']} ({source}); {text}")
+    else:
+        yield unknown("load time-out", f"OLLAMA_LOAD_TIMEOUT is not set ({source}), so 5 min; {text}")
+    slots = values.get("OLLAMA_NUM_PARALLEL")
+    if slots is not None and slots not in {"0", "1"}:
+        yield unknown("parallel", f"OLLAMA_NUM_PARALLEL={slots}: each slot holds 443 MiB of state and its checkpoints")

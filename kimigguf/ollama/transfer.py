@@ -1,0 +1,139 @@
+"""Puts files into Ollama as blobs: hashed while the one before is sent, never sent twice, with progress."""
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from threading import Event as Flag
+from typing import Final
+
+import httpx
+
+from kimigguf.errors import IntegrityError, KimiggufError, MachineError
+from kimigguf.events import Advance, Listener, Notice
+from kimigguf.ollama.session import Session, lost, refusal
+from kimigguf.ollama.source import SourceFile
+from kimigguf.units import storage
+
+_PIECE: Final = 4 << 20
+_CREATED: Final = 201
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Blob:
+    """A file as Ollama knows it. ``sent`` is false where it had it already."""
+
+    file: SourceFile
+    digest: str
+    sent: bool
+
+
+class _Stopped(Exception):  # noqa: N818 -- no failure: the hashing is no longer wanted
+    pass
+
+
+def send_all(session: Session, files: Sequence[SourceFile], listen: Listener) -> tuple[Blob, ...]:
+    """Send every file that the server lacks, in order.
+
+    A file without a recorded hash is hashed first, one file ahead of the sending.
+
+    Raises:
+        IntegrityError: ``shard-damaged``: the bytes are not those that were recorded.
+        MachineError: ``unreadable-shard``, or ``ollama-no-space``.
+        NetworkError: ``ollama-connection-lost``.
+        ServerError: ``ollama-refused``.
+    """
+    blobs: list[Blob] = []
+    stop = Flag()
+    with ThreadPoolExecutor(max_workers=1, thread_name_prefix="hash") as pool:
+        try:
+            ahead = pool.submit(_digest, files[0], listen, stop)
+            for index, file in enumerate(files):
+                digest = _result(file, ahead)
+                if index + 1 < len(files):
+                    ahead = pool.submit(_digest, files[index + 1], listen, stop)
+                blobs.append(_send(session, file, digest, listen))
+        except BaseException:
+            _say_what_lies_there(blobs, listen)
+            raise
+        finally:
+            stop.set()
+    return tuple(blobs)
+
+
+def _result(file: SourceFile, hashed: "Future[str]") -> str:
+    try:
+        return hashed.result()
+    except OSError as error:
+        raise _unreadable(file, error) from error
+
+
+def _unreadable(file: SourceFile, error: OSError) -> MachineError:
+    return MachineError(
+        f"cannot read {file.path}", code="unreadable-shard", cause=error.strerror, hint=f"ls -l '{file.path}'"
+    )
+
+
+def _say_what_lies_there(blobs: list[Blob], listen: Listener) -> None:
+    sent = [blob for blob in blobs if blob.sent]
+    if sent:
+        size = storage(sum(blob.file.size_bytes for blob in sent))
+        where = f"{len(sent)} blobs ({size}) lie in Ollama's folder and belong to no model yet"
+        listen(Notice(text=f"{where}: the next run uses them, a restart of Ollama removes them"))
+
+
+def _digest(file: SourceFile, listen: Listener, stop: Flag) -> str:
+    if file.sha256 is not None:
+        return f"sha256:{file.sha256}"
+    total = hashlib.sha256()
+    done = 0
+    with file.path.open("rb") as stream:
+        while piece := stream.read(_PIECE):
+            if stop.is_set():
+                raise _Stopped
+            total.update(piece)
+            done += len(piece)
+            listen(Advance(activity="hash", item=file.name, done_bytes=done, total_bytes=file.size_bytes))
+    return f"sha256:{total.hexdigest()}"
+
+
+def _send(session: Session, file: SourceFile, digest: str, listen: Listener) -> Blob:
+    if session.has_blob(digest):
+        return Blob(file=file, digest=digest, sent=False)
+    try:
+        reply = session.blobs.post(
+            f"/api/blobs/{digest}",
+            content=_pieces(file, listen),
+            headers={"Content-Length": str(file.size_bytes), "Content-Type": "application/octet-stream"},
+        )
+    except httpx.HTTPError as error:
+        raise lost(session.server, error) from error
+    except OSError as error:
+        raise _unreadable(file, error) from error
+    if reply.status_code not in {200, _CREATED}:
+        raise _refused(session, file, reply)
+    return Blob(file=file, digest=digest, sent=True)
+
+
+def _refused(session: Session, file: SourceFile, reply: httpx.Response) -> KimiggufError:
+    try:
+        text = str(reply.json()["error"])
+    except (ValueError, KeyError, TypeError):
+        text = reply.text
+    if "digest mismatch" in text:
+        return IntegrityError(
+            f"{file.name} is damaged: its bytes are not those that were recorded",
+            code="shard-damaged",
+            cause=text,
+            hint=f"kimigguf verify {file.path.parent}",
+        )
+    return refusal(session.server, text, reply.status_code)
+
+
+def _pieces(file: SourceFile, listen: Listener) -> Iterator[bytes]:
+    done = 0
+    with file.path.open("rb") as stream:
+        while piece := stream.read(_PIECE):
+            yield piece
+            done += len(piece)
+            listen(Advance(activity="send", item=file.name, done_bytes=done, total_bytes=file.size_bytes))
