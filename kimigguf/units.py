@@ -48,9 +48,9 @@ def memory(size_bytes: int | None) -> str:
     """Memory in GiB (MiB below one), such as ``553.2 GiB``; ``unknown`` for None."""
     if size_bytes is None:
         return "unknown"
-    if abs(size_bytes) < GIB:
+    if 0 < abs(size_bytes) < GIB:
         return f"{size_bytes / MIB:.1f} MiB"
-    return f"{size_bytes / GIB:,.1f} GiB"
+    return f"{size_bytes / GIB:,.1f} GiB" if size_bytes else "0 GiB"
 
 
 def storage(size_bytes: int | None) -> str:
@@ -58,12 +58,12 @@ def storage(size_bytes: int | None) -> str:
     if size_bytes is None:
         return "unknown"
     size = abs(size_bytes)
-    if size < MB:
+    if 0 < size < MB:
         return f"{size_bytes / KB:.1f} kB"
-    if size < GB:
+    if 0 < size < GB:
         return f"{size_bytes / MB:.1f} MB"
     if size < TB:
-        return f"{size_bytes / GB:.1f} GB"
+        return f"{size_bytes / GB:.1f} GB" if size_bytes else "0 GB"
     return f"{size_bytes / TB:.2f} TB"
 
 

@@ -53,6 +53,7 @@ def test_memory_is_gib_and_storage_is_gb() -> None:
     assert units.storage(594_040_923_616) == "594.0 GB"
     assert units.storage(1_561_157_884_384) == "1.56 TB"
     assert units.memory(464_633_856) == "443.1 MiB"
+    assert (units.memory(0), units.storage(0)) == ("0 GiB", "0 GB")
     assert units.rate(118_300_000) == "118.3 MB/s"
 
 

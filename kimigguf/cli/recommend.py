@@ -1,6 +1,6 @@
 """``kimigguf recommend``."""
 
-import platform
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -13,12 +13,15 @@ from kimigguf.units import memory, storage
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.text import Text
 
     from kimigguf.catalogue.quants import ModelProfile
     from kimigguf.hardware.snapshot import Machine
     from kimigguf.placement.budget import Budget
     from kimigguf.placement.recommend import Recommendation, Verdict
 
+_WIDE_COLUMNS = 110
+"""From this width on the table has room for the reasons."""
 _COLOURS = {
     "fits-vram": "bold green",
     "fits": "green",
@@ -62,7 +65,10 @@ def command(app: App, *, machine: str | None, context_tokens: int, prefer: str, 
     have = budget(this)
     answer = recommend(profile, have, this.disks, Settings(context_tokens=context_tokens), Prefer(prefer))
     data = _record(this.name, profile, have, answer, context_tokens=context_tokens, prefer=prefer)
-    app.show.answer(data, lambda console: _draw(console, this, profile, have, answer, verbose=verbose))
+    app.show.answer(
+        data,
+        lambda console: _draw(console, this, profile, have, answer, context_tokens=context_tokens, verbose=verbose),
+    )
     return ExitCode.DONE if answer.recommended else ExitCode.ANSWERED_NO
 
 
@@ -125,41 +131,69 @@ def _draw(
     have: "Budget",
     answer: "Recommendation",
     *,
+    context_tokens: int,
     verbose: bool,
 ) -> None:
     from rich import box
     from rich.table import Table
     from rich.text import Text
 
-    where = f"{machine.name}" if machine.source != "detected" else f"this machine ({platform.machine()})"
+    where = "this machine" if machine.source == "detected" else machine.name
+    console.print(Text.assemble((profile.title, "bold"), f" on {where}, context {context_tokens:,} tokens"))
     console.print(
-        Text.assemble((profile.title, "bold"), f" on {where}: usable {memory(have.ram_bytes)} RAM"
-                      f" + {memory(have.vram_bytes)} VRAM = {storage(have.total_bytes)}")
-    )  # fmt: skip
+        f"usable: {memory(have.ram_bytes)} RAM + {memory(have.vram_bytes)} VRAM"
+        f" = {memory(have.total_bytes)} ({storage(have.total_bytes)})"
+    )
+    wide = console.width >= _WIDE_COLUMNS
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
-    table.add_column("Quant", no_wrap=True)
-    table.add_column("Download", justify="right", no_wrap=True)
-    table.add_column("Needs (GB)", justify="right", no_wrap=True)
+    for heading, justify in (("Quant", "left"), ("Download", "right"), ("Needs (GB)", "right"), ("Spare", "right")):
+        table.add_column(heading, justify=justify, no_wrap=True)  # type: ignore[arg-type]  # two literals, held as str
     table.add_column("Verdict", no_wrap=True)
-    table.add_column("Why", overflow="fold")
+    if wide:
+        table.add_column("Why")
     for verdict in answer.verdicts:
-        chosen = verdict.quant == answer.recommended
-        table.add_row(
-            Text(verdict.quant, style="bold" if chosen else ""),
-            "unknown" if verdict.download_bytes is None else storage(verdict.download_bytes),
+        cells: list[str | Text] = [
+            Text(verdict.quant, style="bold" if verdict.quant == answer.recommended else ""),
+            storage(verdict.download_bytes),
             _need(verdict),
+            _spare(verdict, have.total_bytes),
             Text(verdict.fit, style=_COLOURS[verdict.fit]),
-            Text("; ".join(verdict.reasons), style="dim" if verdict.fit == "unsupported" else ""),
-        )
+            verdict.reasons[0],
+        ]
+        table.add_row(*cells[: len(table.columns)])
     console.print(table)
-    if answer.recommended:
-        console.print(Text.assemble(("recommended: ", "bold"), (answer.recommended, "bold green")))
-    else:
-        console.print(Text("recommended: none", style="bold"))
-        for way in answer.ways_out:
-            console.print(f"  - {way}", markup=False)
+    for line in _conclusion(profile, answer, told=wide):
+        console.print(line)
     if verbose:
         _draw_arithmetic(console, profile, have, answer)
+
+
+def _conclusion(profile: "ModelProfile", answer: "Recommendation", *, told: bool) -> Iterator["Text"]:
+    """The recommendation; then why nothing better, or every way out."""
+    from rich.text import Text
+
+    if answer.recommended is None:
+        yield Text("recommended: none", style="bold")
+        if not profile.quants and not told:
+            yield Text(f"  - {answer.verdicts[0].reasons[0]}")
+        for way in answer.ways_out:
+            yield Text(f"  - {way}")
+        return
+    yield Text.assemble(("recommended: ", "bold"), (answer.recommended, "bold green"))
+    rank = {quant.name: quant.quality_rank for quant in profile.quants}
+    better = [v for v in answer.verdicts if rank[v.quant] > rank[answer.recommended]]
+    if better and not told:
+        nearest = min(better, key=lambda v: rank[v.quant])
+        yield Text(f"next better, {nearest.quant}: {nearest.reasons[0]}")
+
+
+def _spare(verdict: "Verdict", total_bytes: int | None) -> str:
+    """What is left, or lacking, beside the low end of the need."""
+    if verdict.need_low_bytes is None or verdict.ledger_bytes is None or total_bytes is None:
+        return "unknown"
+    if verdict.fit == "unsupported":
+        return "-"
+    return f"{(total_bytes - max(verdict.need_low_bytes, verdict.ledger_bytes)) / 1e9:+.1f} GB"
 
 
 def _need(verdict: "Verdict") -> str:
@@ -177,8 +211,9 @@ def _draw_arithmetic(console: "Console", profile: "ModelProfile", have: "Budget"
     console.print("\nWhat each quant needs:", style="bold")
     console.print(f"  margin rule: {profile.margin.source}", markup=False)
     for verdict in answer.verdicts:
+        console.print(f"  {verdict.quant}: {'; '.join(verdict.reasons)}", markup=False)
         console.print(
-            f"  {verdict.quant}: {storage(verdict.download_bytes)} x {1 + profile.margin.low:.2f} ="
+            f"    {storage(verdict.download_bytes)} x {1 + profile.margin.low:.2f} ="
             f" {storage(verdict.need_low_bytes)}, x {1 + profile.margin.high:.2f} ="
             f" {storage(verdict.need_high_bytes)}; exact ledger {storage(verdict.ledger_bytes)}",
             markup=False,

@@ -31,6 +31,16 @@ class Fit(StrEnum):
 RECOMMENDABLE: Final = (Fit.FITS_VRAM, Fit.FITS, Fit.TIGHT)
 
 
+_EVERY_TOKEN: Final = (
+    Component.TRUNK,
+    Component.HEAD,
+    Component.KV_CACHE,
+    Component.RECURRENT_STATE,
+    Component.COMPUTE,
+)
+"""What every token reads or writes in full; of the experts and the embedding it reads a few rows."""
+
+
 class Prefer(StrEnum):
     """What to put first among the quants that fit."""
 
@@ -111,7 +121,6 @@ def _unknown_size(name: str, fit: Fit, reason: str) -> Verdict:
 def _need(profile: ModelProfile, quant: Quant, margin: MarginRule, settings: Settings) -> _Need:
     spec = ModelSpec.from_profile(profile, quant)
     exact = ledger(spec, settings, Layout.on_host(len(spec.layers)))
-    experts = sum(row.size_bytes or 0 for row in exact.rows if row.component is Component.EXPERTS)
     total = exact.total_bytes(None)
     low, high = need_by_margin(quant.size_bytes, margin)
     return _Need(
@@ -119,8 +128,7 @@ def _need(profile: ModelProfile, quant: Quant, margin: MarginRule, settings: Set
         low_bytes=low,
         high_bytes=high,
         ledger_bytes=total,
-        # The embedding is looked up row by row; the rest beside the experts is read for every token.
-        working_bytes=total - experts,
+        working_bytes=sum(row.size_bytes or 0 for row in exact.rows if row.component in _EVERY_TOKEN),
     )
 
 
