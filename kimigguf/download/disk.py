@@ -1,0 +1,52 @@
+"""Is there room? Asked before the first byte, on the file system that will hold it."""
+
+import shutil
+from pathlib import Path
+from typing import Final
+
+from kimigguf import units
+from kimigguf.errors import MachineError
+
+_SLACK_LEAST: Final = 16 << 20
+
+
+def slack_bytes(remaining_bytes: int) -> int:
+    """What must stay free beyond the files themselves: journals, metadata, others' writing. 0.5 %, at least 16 MiB."""
+    return max(_SLACK_LEAST, remaining_bytes // 200)
+
+
+def free_bytes(folder: Path) -> int:
+    """What this user may still write on the file system that ``folder`` lies on, or would.
+
+    Raises:
+        MachineError: ``cannot-write``.
+    """
+    place = existing(folder)
+    try:
+        return shutil.disk_usage(place).free
+    except OSError as error:
+        raise MachineError(f"cannot look at the disk of {place}", code="cannot-write", cause=error.strerror) from error
+
+
+def existing(folder: Path) -> Path:
+    """The nearest folder above (or at) ``folder`` that exists."""
+    place = folder
+    while not place.exists() and place.parent != place:
+        place = place.parent
+    return place
+
+
+def require(folder: Path, remaining_bytes: int, *, slack: bool = True) -> None:
+    """Refuse a download that can't fit.
+
+    Raises:
+        MachineError: ``disk-full`` with what is missing.
+    """
+    free, need = free_bytes(folder), remaining_bytes + (slack_bytes(remaining_bytes) if slack else 0)
+    if remaining_bytes > 0 and free < need:
+        raise MachineError(
+            f"not enough room on the disk of {folder}: {units.storage(need)} to come, {units.storage(free)} free",
+            code="disk-full",
+            cause=f"{units.storage(need - free)} are missing" + (" (the files and 0.5 % to spare)" if slack else ""),
+            hint="make room, or choose another disk with --models-dir DIR",
+        )

@@ -1,0 +1,167 @@
+"""The manifest of a set: what belongs into its folder, and what has been verified. Written whole or not at all."""
+
+import contextlib
+import json
+import os
+import tempfile
+import time
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from kimigguf.catalogue.remote import RemoteSet
+from kimigguf.errors import IntegrityError
+
+MANIFEST: Final = "kimigguf.json"
+_SCHEMA: Final = "kimigguf.set/1"
+_MAX_MANIFEST_BYTES: Final = 16 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stamp:
+    """How a file looked when its hash was found right. Another look since then: it has to be hashed again."""
+
+    size_bytes: int
+    mtime_ns: int
+    inode: int
+    at: str
+
+    def fits(self, stat: os.stat_result) -> bool:
+        return (self.size_bytes, self.mtime_ns, self.inode) == (stat.st_size, stat.st_mtime_ns, stat.st_ino)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ManifestFile:
+    name: str
+    size_bytes: int
+    sha256: str
+    verified: Stamp | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """What belongs into a set's folder. ``source``: the hub's address, or the folder it was imported from."""
+
+    repository: str
+    commit: str
+    quant: str
+    source: str
+    created: str
+    files: tuple[ManifestFile, ...]
+    schema: str = _SCHEMA
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(file.size_bytes for file in self.files)
+
+
+def now() -> str:
+    """This moment in UTC, as ISO 8601 writes it."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+
+
+def manifest_of(remote: RemoteSet, source: str) -> Manifest:
+    """The manifest of a set that is about to be fetched.
+
+    Raises:
+        IntegrityError: ``no-hash`` if the hub gives no SHA-256 for a file.
+    """
+    files: list[ManifestFile] = []
+    for file in remote.files:
+        if not _safe(file.name):
+            raise IntegrityError(f"the hub lists a file that can't be: {file.path!r}", code="bad-name")
+        if file.sha256 is None:
+            raise IntegrityError(
+                f"the hub lists {file.path} without a SHA-256",
+                code="no-hash",
+                cause="it is no LFS file there, or the mirror leaves hashes out",
+                hint="unset HF_ENDPOINT to use the hub itself",
+            )
+        files.append(ManifestFile(name=file.name, size_bytes=file.size_bytes, sha256=file.sha256))
+    return Manifest(
+        repository=remote.repository,
+        commit=remote.commit,
+        quant=remote.quant,
+        source=source,
+        created=now(),
+        files=tuple(files),
+    )
+
+
+def read_manifest(folder: Path) -> Manifest | None:
+    """The manifest of a folder, None where there is none.
+
+    Raises:
+        IntegrityError: ``bad-manifest``.
+    """
+    from pydantic import TypeAdapter, ValidationError  # noqa: PLC0415 -- kept out of `kimigguf --help`
+
+    path = folder / MANIFEST
+    try:
+        if path.stat().st_size > _MAX_MANIFEST_BYTES:
+            raise IntegrityError(f"{path} is no manifest", code="bad-manifest", cause="it is too large")
+        manifest = TypeAdapter(Manifest).validate_json(path.read_bytes())
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise IntegrityError(f"cannot read {path}", code="bad-manifest", cause=error.strerror) from error
+    except ValidationError as error:
+        cause = "; ".join(f"{'.'.join(map(str, e['loc'])) or 'file'}: {e['msg']}" for e in error.errors()[:4])
+        raise _bad_manifest(path, cause) from error
+    unsafe = [file.name for file in manifest.files if not _safe(file.name)]
+    if unsafe or manifest.schema != _SCHEMA or not manifest.files:
+        raise _bad_manifest(path, f"the file name {unsafe[0]!r} leaves the folder" if unsafe else "not this version's")
+    return manifest
+
+
+def _safe(name: str) -> bool:
+    return Path(name).name == name and name not in {"", ".", ".."} and name.isprintable()
+
+
+def _bad_manifest(path: Path, cause: str) -> IntegrityError:
+    return IntegrityError(
+        f"{path} is no manifest of this program", code="bad-manifest", cause=cause, hint=f"move it away: rm {path}"
+    )
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    """Write it whole or not at all.
+
+    Raises:
+        OSError: The disk is full, or not writable.
+    """
+    write_whole(folder / MANIFEST, (json.dumps(asdict(manifest), indent=1) + "\n").encode())
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Replace a file's content so that a reader, or a loss of power, sees the old or the new, never a mix."""
+    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(descriptor, "wb") as stream:
+            stream.write(data)
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.chmod(name, 0o644)  # noqa: PTH101 -- beside the other calls on the same bare name
+        os.replace(name, path)  # noqa: PTH105 -- likewise
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(name)  # noqa: PTH108 -- likewise
+        raise
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make names in a folder outlive a loss of power."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def with_verified(manifest: Manifest, name: str, stat: os.stat_result | None) -> Manifest:
+    """The manifest with one file marked as verified at this look, or (None) as no longer so."""
+    stamp = None
+    if stat is not None:
+        stamp = Stamp(size_bytes=stat.st_size, mtime_ns=stat.st_mtime_ns, inode=stat.st_ino, at=now())
+    return replace(manifest, files=tuple(replace(f, verified=stamp) if f.name == name else f for f in manifest.files))
