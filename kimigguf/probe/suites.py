@@ -1,0 +1,197 @@
+"""Suites: questions with a way to check the answer, as plain files that a user can write for their own work.
+
+TOML (one ``[[items]]`` table each) or JSONL (one item a line)::
+
+    [[items]]
+    id = "arithmetic-1"
+    prompt = "What is 17 * 23? Answer with the number alone."
+    check = { kind = "number", value = 391 }
+
+Kinds of check: ``exact`` (value or values), ``regex`` (pattern), ``number`` (value, tolerance), ``json-schema``
+(schema, and optionally the value itself). An item without a check is only compared with the reference.
+"""
+
+import hashlib
+import json
+import re
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal, TypeAlias
+
+from pydantic import Discriminator, TypeAdapter, ValidationError
+
+from kimigguf import profile_files
+from kimigguf.errors import UsageError
+
+_MAX_JSONL_BYTES: Final = 64 << 20
+_HINT: Final = "see the shipped ones in profiles/suites for the form"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exact:
+    """The whole answer is one of ``values``, but for case, blanks, quotes, markdown and a final full stop."""
+
+    kind: Literal["exact"] = "exact"
+    value: str | None = None
+    values: tuple[str, ...] = ()
+    ignore_case: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Regex:
+    """``pattern`` is found in the answer (Python's syntax); its first group, if any, is what is compared."""
+
+    kind: Literal["regex"] = "regex"
+    pattern: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Number:
+    """The last number in the answer is ``value``, give or take ``tolerance``."""
+
+    kind: Literal["number"] = "number"
+    value: float
+    tolerance: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JsonSchema:
+    """The answer is JSON (alone or in one fenced block) that ``schema`` allows, and equals ``value`` if given."""
+
+    kind: Literal["json-schema"] = "json-schema"
+    schema: Mapping[str, Any]
+    value: Any = None
+
+
+Checker: TypeAlias = Annotated[Exact | Regex | Number | JsonSchema, Discriminator("kind")]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Message:
+    role: Literal["system", "user", "assistant"]
+    content: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Item:
+    """One question: ``prompt``, or ``messages`` for more than one turn. ``max_tokens`` None: the suite's.
+
+    Items of one ``template`` are variants of each other; statistics count them as one cluster.
+    """
+
+    id: str
+    prompt: str | None = None
+    messages: tuple[Message, ...] = ()
+    check: Checker | None = None
+    category: str = "general"
+    template: str | None = None
+    max_tokens: int | None = None
+
+    @property
+    def conversation(self) -> tuple[Message, ...]:
+        return self.messages if self.prompt is None else (*self.messages, Message(role="user", content=self.prompt))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Suite:
+    """A named list of items. ``max_tokens`` bounds an answer with its thinking; None: the endpoint's own bound."""
+
+    name: str
+    items: tuple[Item, ...]
+    title: str = ""
+    note: str | None = None
+    licence: str | None = None
+    max_tokens: int | None = None
+    sha256: str = field(default="", compare=False)
+    """Of the file, so that a report says which questions it stands on."""
+
+
+def load_suite(text: str, environ: Mapping[str, str]) -> Suite:
+    """The suite of that name (the user's own before the shipped ones), or the file of that path.
+
+    Raises:
+        UsageError: ``unknown-profile``, ``bad-profile`` or ``bad-suite``, naming the item and what is wrong with it.
+    """
+    path = Path(text).expanduser()
+    if path.suffix not in {".toml", ".jsonl"} and "/" not in text:
+        path = profile_files.find("suites", text, environ)
+    suite = _from_jsonl(path) if path.suffix == ".jsonl" else profile_files.load(path, Suite)
+    check_suite(suite, path)
+    return _with_hash(suite, path)
+
+
+def _with_hash(suite: Suite, path: Path) -> Suite:
+    from dataclasses import replace  # noqa: PLC0415 -- beside its only use
+
+    return replace(suite, sha256=hashlib.sha256(path.read_bytes()).hexdigest())
+
+
+def _from_jsonl(path: Path) -> Suite:
+    adapter = TypeAdapter(Item)
+    items = []
+    try:
+        if path.stat().st_size > _MAX_JSONL_BYTES:
+            raise UsageError(f"{path} is too large to be a suite", code="bad-suite", hint=_HINT)
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise UsageError(f"cannot read {path}", code="bad-suite", cause=error.strerror) from error
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path} is not UTF-8", code="bad-suite", cause=str(error)) from error
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            items.append(adapter.validate_json(line, extra="forbid"))
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(map(str, first["loc"])) or "line"
+            raise UsageError(f"{path}, line {number}: {where}: {first['msg']}", code="bad-suite", hint=_HINT) from error
+    return Suite(name=path.stem, items=tuple(items))
+
+
+def check_suite(suite: Suite, where: object) -> None:
+    """Hold a suite to what its types cannot say.
+
+    Raises:
+        UsageError: ``bad-suite``.
+    """
+    if not suite.items:
+        raise UsageError(f"{where} has no items", code="bad-suite", hint=_HINT)
+    for name, count in Counter(item.id for item in suite.items).items():
+        if count > 1:
+            raise UsageError(f"{where}: the id {name!r} is given to {count} items", code="bad-suite", hint=_HINT)
+    for item in suite.items:
+        problem = _problem(item)
+        if problem is not None:
+            raise UsageError(f"{where}: item {item.id!r}: {problem}", code="bad-suite", hint=_HINT)
+
+
+def _problem(item: Item) -> str | None:
+    if not item.conversation or item.conversation[-1].role != "user":
+        return "needs a prompt, or messages that end with the user's"
+    match item.check:
+        case Exact(value=None, values=()):
+            return "an exact check needs value or values"
+        case Regex(pattern=pattern):
+            try:
+                re.compile(pattern)
+            except re.error as error:
+                return f"its pattern is no regular expression: {error}"
+        case Number(tolerance=tolerance) if tolerance < 0:
+            return "its tolerance is negative"
+        case JsonSchema(schema=schema):
+            return _schema_problem(schema)
+    return None
+
+
+def _schema_problem(schema: Mapping[str, Any]) -> str | None:
+    from jsonschema import Draft202012Validator  # noqa: PLC0415 -- needed by suites that use it only
+    from jsonschema.exceptions import SchemaError  # noqa: PLC0415 -- as above
+
+    try:
+        Draft202012Validator.check_schema(json.loads(json.dumps(schema)))
+    except SchemaError as error:
+        return f"its schema is none: {error.message}"
+    return None
