@@ -5,6 +5,7 @@ every layer, the experts and the head (llama.cpp issue 27872 is what a mixture d
 """
 
 import json
+import re
 import sys
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from typing import Final
 from kimigguf.engines.engine import EngineKind, FoundEngine
 from kimigguf.engines.offload import Offload, offload
 from kimigguf.engines.serving import ServingProfile, Value, chat_template_arguments
+from kimigguf.engines.sight import usable_devices
 from kimigguf.errors import MachineError, UsageError
 from kimigguf.memory.settings import Settings
 from kimigguf.placement.plan import Plan
@@ -84,34 +86,48 @@ def setting_values(profile: ServingProfile, settings: Settings, *, agent: bool =
 
 
 def model_path(plan: Plan, folder: str | None = None) -> str:
-    """The file to load: the first shard; the engine finds its siblings by name."""
+    """The file to load: the first shard; the engine finds its siblings by name.
+
+    Raises:
+        UsageError: ``plan-without-files``.
+    """
     where = folder or plan.model.folder
+    if not plan.model.files:
+        raise UsageError(
+            "the plan was made from the catalogue alone and names no files",
+            code="plan-without-files",
+            hint="serve the quant by its name: kimigguf serve " + (plan.model.quant or "QUANT"),
+        )
     name = plan.model.files[0].name
     return str(PurePath(where) / name) if where else name
 
 
 def device_names(plan: Plan, engine: FoundEngine) -> tuple[str, ...]:
-    """The engine's names for the layout's devices: by name where they agree, else by order.
+    """The engine's names for the layout's devices: ``gpu2`` is the engine's third, as ``sight.seen_by`` orders them.
 
     An engine that could not be asked gets CUDA's names, which are the common case.
 
     Raises:
         MachineError: ``engine-lacks-devices`` if the engine sees fewer accelerators than the plan uses.
     """
-    wanted = plan.layout.devices
-    if engine.devices is None:
-        return tuple(f"CUDA{index}" for index in range(len(wanted)))
-    names = tuple(device.name for device in engine.devices)
-    if all(name in names for name in wanted):
-        return wanted
-    if len(names) < len(wanted):
+    wanted = [_position(name, index) for index, name in enumerate(plan.layout.devices)]
+    devices = usable_devices(engine)
+    if devices is None:
+        return tuple(f"CUDA{position}" for position in wanted)
+    if wanted and max(wanted) >= len(devices):
         raise MachineError(
-            f"the plan uses {len(wanted)} accelerator(s), and the engine sees {len(names)}",
+            f"the plan uses {len(wanted)} accelerator(s), and the engine sees {len(devices)}",
             code="engine-lacks-devices",
             cause=f"{engine.path} ({engine.version}) offers: {', '.join(engine.backends or ()) or 'nothing'}",
             hint="name an engine built for these accelerators with --engine-path, or plan for this engine without them",
         )
-    return names[: len(wanted)]
+    return tuple(devices[position].name for position in wanted)
+
+
+def _position(name: str, index: int) -> int:
+    """Which of the machine's accelerators a layout's device is: the number in its name, else its place in the list."""
+    match = re.fullmatch(r"gpu(\d{1,3})", name)
+    return int(match[1]) if match else index
 
 
 def placement_arguments(plan: Plan, names: tuple[str, ...]) -> tuple[str, ...]:
@@ -180,12 +196,7 @@ def command(
             ``bad-profile``.
         MachineError: ``engine-lacks-devices``.
     """
-    if not is_loopback(host) and api_key_file is None:
-        raise UsageError(
-            f"serving on {host} lets others on the network in, and there is no API key",
-            code="key-needed",
-            hint="give a file that holds a key with --api-key-file, or stay on 127.0.0.1 and use: ssh -N -L",
-        )
+    require_key(host, api_key_file)
     child, dropped = engine_environ(environ or {})
     bind = ("--host", host, "--port", str(port), "--alias", alias or profile.alias)
     keys = ("--api-key-file", api_key_file) if api_key_file else ()
@@ -200,6 +211,20 @@ def command(
     placement = placement_arguments(plan, device_names(plan, engine))
     argv = (*program, "--model", model_path(plan, folder), *bind, *keys, *placement, *settings, *template, *extra)
     return Command(argv=argv, environ=child, dropped=dropped, left_out=left_out)
+
+
+def require_key(host: str, api_key_file: str | None) -> None:
+    """Refuse to open a server to the network without a key.
+
+    Raises:
+        UsageError: ``key-needed``.
+    """
+    if not is_loopback(host) and api_key_file is None:
+        raise UsageError(
+            f"serving on {host} lets others on the network in, and there is no API key",
+            code="key-needed",
+            hint="write a key into a file and give it with --api-key-file; or stay on 127.0.0.1 and use ssh -N -L",
+        )
 
 
 def is_loopback(host: str) -> bool:

@@ -18,12 +18,13 @@ from typing import Any, Final
 from kimigguf.engines.command import DEFAULT_PORT, LOOPBACK, device_names, model_path, override_argument, setting_values
 from kimigguf.engines.discover import backends, parse_embedded_devices
 from kimigguf.engines.engine import EngineKind, FoundEngine
+from kimigguf.engines.keys import read_keys
 from kimigguf.engines.lifeline import die_with_parent
 from kimigguf.engines.offload import offload
-from kimigguf.engines.plan_file import read_plan
 from kimigguf.engines.serving import ServingProfile, Value, chat_template_arguments, load_serving
 from kimigguf.errors import KimiggufError
 from kimigguf.placement.plan import Plan
+from kimigguf.placement.plan_file import load_plan
 
 _MAX_DEVICES: Final = 128
 """The length that xllamacpp demands of a tensor split."""
@@ -96,12 +97,6 @@ def apply(params: Any, library: Any, found: Mapping[str, Any]) -> None:  # noqa:
     params.sampling.user_sampling_config = bits
 
 
-def read_keys(path: Path) -> list[str]:
-    """The API keys in a file, one a line; empty lines and those that begin with # are none."""
-    lines = (line.strip() for line in path.read_text(encoding="utf-8").splitlines())
-    return [line for line in lines if line and not line.startswith("#")]
-
-
 def list_devices() -> str:
     """The accelerators that xllamacpp sees, as one line of JSON. Sizes in bytes."""
     import xllamacpp  # noqa: PLC0415 -- the engine is loaded only in a process made for it
@@ -135,7 +130,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _settings(options: argparse.Namespace) -> tuple[Plan, ServingProfile, dict[str, Any]]:
-    plan = read_plan(options.plan)
+    plan = load_plan(options.plan)
     profile = load_serving(plan.model.architecture)
     devices = parse_embedded_devices(list_devices())
     engine = FoundEngine(
@@ -156,7 +151,7 @@ def _settings(options: argparse.Namespace) -> tuple[Plan, ServingProfile, dict[s
         "model_alias": {options.alias or profile.alias},
     }
     if options.api_key_file:
-        found["api_keys"] = read_keys(options.api_key_file)
+        found["api_keys"] = list(read_keys(options.api_key_file))
     return plan, profile, found
 
 

@@ -55,6 +55,20 @@ def port_is_free(address: Address) -> bool:
     return True
 
 
+def require_free(address: Address) -> None:
+    """Refuse a port that another program has.
+
+    Raises:
+        MachineError: ``port-in-use``.
+    """
+    if not port_is_free(address):
+        raise MachineError(
+            f"port {address.port} on {address.host} cannot be had: another program listens there",
+            code="port-in-use",
+            hint="choose another with --port; ss -ltnp shows who has it",
+        )
+
+
 def get(address: Address, path: str, *, seconds: float = _HTTP_SECONDS) -> tuple[int, bytes] | None:
     """Status and body of a GET; None if nobody answers HTTP there. No proxy is ever asked."""
     connection = http.client.HTTPConnection(address.reachable_host.strip("[]"), address.port, timeout=seconds)
@@ -85,12 +99,7 @@ class Server:
         Raises:
             MachineError: ``port-in-use`` before anything is started, ``engine-unusable``, ``log-unwritable``.
         """
-        if not port_is_free(address):
-            raise MachineError(
-                f"port {address.port} on {address.host} is taken by another program",
-                code="port-in-use",
-                hint="choose another with --port; ss -ltnp shows who has it",
-            )
+        require_free(address)
         return cls(Child.start(command.argv, command.environ, log), address, alias, total_bytes)
 
     @property

@@ -1,0 +1,27 @@
+"""API keys: read from a file of their own, never from a command line."""
+
+import stat
+from pathlib import Path
+
+from kimigguf.errors import UsageError
+
+
+def read_keys(path: Path) -> tuple[str, ...]:
+    """The keys in a file, one a line; empty lines and those that begin with # are none.
+
+    Raises:
+        UsageError: ``bad-key-file`` if it cannot be read, is empty, or others on this machine can read it.
+    """
+    try:
+        mode = path.stat().st_mode
+        lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
+    except (OSError, ValueError) as error:
+        raise UsageError(f"cannot read the key file {path}", code="bad-key-file", cause=str(error)) from error
+    if mode & (stat.S_IRGRP | stat.S_IROTH) and stat.S_ISREG(mode):
+        raise UsageError(
+            f"others on this machine can read the key file {path}", code="bad-key-file", hint=f"chmod 600 '{path}'"
+        )
+    keys = tuple(line for line in lines if line and not line.startswith("#"))
+    if not keys:
+        raise UsageError(f"the key file {path} holds no key", code="bad-key-file", hint="write one key a line")
+    return keys
