@@ -17,7 +17,7 @@ from kimigguf.memory.settings import Settings
 from kimigguf.placement.budget import Budget
 from kimigguf.placement.give_way import lower
 from kimigguf.placement.pack import Element, Packing, pack
-from kimigguf.units import memory
+from kimigguf.units import MIB, memory
 
 _ROUNDS: Final = 6
 """Buffers depend on the split and the split on the buffers; two rounds settle it, the rest is for odd machines."""
@@ -136,21 +136,18 @@ class _Table:
 
     def place(self, settings: Settings, *, experts_stay_pageable: bool = False) -> Placed:
         """The best placement of these settings, whether or not the host's part fits in RAM."""
-        host = self._count(settings, Layout.on_host(len(self.spec.layers)))
-        if not self.capacities or max(self.capacities) <= 0:
-            return host
+        if max(self.capacities, default=0) <= 0:
+            return self._on_host(settings)
         capacities = list(self.capacities)
         if any(self.unified) and self.budget.ram_bytes is not None:
             # One pool: what only the host can hold comes off what the GPU may take of it.
-            left = self.budget.ram_bytes - self._host_only(host.ledger)
+            left = self.budget.ram_bytes - _host_only_bytes(self._on_host(settings).ledger)
             capacities = [min(c, left) if u else c for c, u in zip(capacities, self.unified, strict=True)]
         elements = self._elements(settings, without_experts=experts_stay_pageable and any(self.unified))
-        best = self._settle(settings, elements, capacities)
-        return best or host
+        return self._settle(settings, elements, capacities) or self._on_host(settings)
 
-    def _host_only(self, counted: Ledger) -> int:
-        movable = (Component.TRUNK, Component.EXPERTS, Component.HEAD, Component.KV_CACHE, Component.RECURRENT_STATE)
-        return sum(row.size_bytes or 0 for row in counted.rows if row.component not in movable)
+    def _on_host(self, settings: Settings) -> Placed:
+        return self._count(settings, Layout.on_host(len(self.spec.layers)))
 
     def _names(self) -> tuple[str, ...]:
         return tuple(device.name for device in self.budget.devices)
@@ -169,27 +166,32 @@ class _Table:
         return [*layers, Element(trunk_bytes=self.spec.head_bytes)]
 
     def _settle(self, settings: Settings, elements: Sequence[Element], capacities: Sequence[int]) -> Placed | None:
-        """Pack, count the buffers that this packing needs, and pack again until both agree."""
-        reserve = [0] * len(capacities)
-        best: tuple[tuple[int, int], Placed] | None = None
+        """Pack, count the buffers that this packing needs, and pack again until both agree; None if nothing fits."""
+        reserve = [_expected_buffer_bytes(settings)] * len(capacities)
+        packing = pack(elements, _less(capacities, reserve))
+        best: Packing | None = None
+        answer: Placed | None = None
         for _ in range(_ROUNDS):
-            packing = pack(elements, [c - r for c, r in zip(capacities, reserve, strict=True)])
             placed = self._count(settings, self._layout(packing))
             overhead = [
-                device_need_bytes(placed.ledger, d) - packing.used_bytes(elements, d) if d in packing.device else 0
-                for d in range(len(capacities))
+                device_need_bytes(placed.ledger, device) - packing.used_bytes(elements, device)
+                for device in range(len(capacities))
             ]
-            if all(o <= r for o, r in zip(overhead, reserve, strict=True)):
-                rank = (-packing.device.count(None), packing.expert_bytes(elements))
-                if best is not None and rank <= best[0]:
-                    break
-                best = rank, placed
-                reserve = overhead
+            fits = all(
+                packing.used_bytes(elements, device) + overhead[device] <= capacity
+                for device, capacity in enumerate(capacities)
+                if device in packing.device
+            )
+            if fits and (best is None or _rank(packing, elements) > _rank(best, elements)):
+                best, answer, reserve = packing, placed, overhead
             elif best is not None:
                 break
             else:
-                reserve = [max(o, r) for o, r in zip(overhead, reserve, strict=True)]
-        return best[1] if best else None
+                reserve = [max(pair) for pair in zip(overhead, reserve, strict=True)]
+            packing = pack(elements, _less(capacities, reserve))
+            if best is not None and _rank(packing, elements) <= _rank(best, elements):
+                break  # nothing is to be gained from counting this one, which costs more than packing it
+        return answer if best is not None and any(device is not None for device in best.device) else None
 
     def _layout(self, packing: Packing) -> Layout:
         places: list[LayerPlace] = []
@@ -202,6 +204,26 @@ class _Table:
                 left = (names for (names, _), stays in zip(groups, kept, strict=True) if not stays)
                 moved.extend((name, HOST) for names in left for name in names)
         return Layout(devices=self._names(), layers=tuple(places), head=packing.device[-1], moved=tuple(moved))
+
+
+def _less(capacities: Sequence[int], reserve: Sequence[int]) -> list[int]:
+    return [capacity - kept for capacity, kept in zip(capacities, reserve, strict=True)]
+
+
+def _rank(packing: Packing, elements: Sequence[Element]) -> tuple[int, int]:
+    """Higher is better: fewer trunks on the host, then more expert bytes on devices."""
+    return -packing.device.count(None), packing.expert_bytes(elements)
+
+
+def _expected_buffer_bytes(settings: Settings) -> int:
+    """A first guess at a device's compute buffer: activations and mask of one physical batch. Replaced once counted."""
+    return settings.effective_ubatch_tokens * (MIB + 2 * settings.stream_tokens)
+
+
+def _host_only_bytes(counted: Ledger) -> int:
+    """What no device can take: the embedding, the host's buffer, and what lies beside the engine."""
+    movable = (Component.TRUNK, Component.EXPERTS, Component.HEAD, Component.KV_CACHE, Component.RECURRENT_STATE)
+    return sum(row.size_bytes or 0 for row in counted.rows if row.component not in movable)
 
 
 def _kept_bytes(layer: Layer, settings: Settings) -> int:

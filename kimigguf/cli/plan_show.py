@@ -1,0 +1,307 @@
+"""How ``kimigguf plan`` shows a plan: as JSON, as bars and a ledger, and in words for a colleague."""
+
+import shlex
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Final
+
+from kimigguf.units import GIB, memory, storage
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    from kimigguf.cli.plan import Answer
+    from kimigguf.cli.plan_target import Target
+    from kimigguf.engines.command import Command
+    from kimigguf.engines.report import Columns, Comparison
+    from kimigguf.hardware.snapshot import Machine
+    from kimigguf.memory.ledger import Row
+    from kimigguf.placement.place import Shortfall
+
+_BAR_WIDTH: Final = 26
+_WIDE: Final = 100
+"""GiB from which one decimal is enough."""
+
+
+def record(answer: "Answer") -> dict[str, Any]:
+    """The plan file, with the command line and the comparison beside it; a replay reads the plan alone."""
+    from kimigguf.placement.plan_file import plan_record
+
+    data = plan_record(answer.plan)
+    data["facts_from"] = answer.target.source
+    data["warnings"] = list(answer.warnings)
+    data["command"] = _command_record(answer)
+    if answer.comparison is not None:
+        data["verification"] = _comparison_record(answer.comparison)
+    return data
+
+
+def _command_record(answer: "Answer") -> dict[str, Any] | None:
+    if answer.command is None:
+        return None
+    engine = answer.engine
+    return {
+        "engine": engine.kind.value,
+        "engine_version": engine.version,
+        "argv": list(answer.command.argv),
+        "left_out": list(answer.command.left_out),
+    }
+
+
+def _comparison_record(comparison: "Comparison") -> dict[str, Any]:
+    def columns(side: "Columns") -> dict[str, int]:
+        return {
+            "model_bytes": side.model_bytes,
+            "context_bytes": side.context_bytes,
+            "compute_bytes": side.compute_bytes,
+        }
+
+    return {
+        "agrees": comparison.agrees,
+        "reason": comparison.reason,
+        "argv": list(comparison.argv),
+        "devices": [
+            {
+                "name": device.name,
+                "engine_name": device.engine_name,
+                "agrees": device.agrees,
+                "ledger": columns(device.ledger),
+                "engine": columns(device.engine),
+            }
+            for device in comparison.devices
+        ],
+    }
+
+
+def shortfall_record(target: "Target", machine: "Machine", shortfall: "Shortfall") -> dict[str, Any]:
+    """A plan that cannot be: what is missing, and the ways out."""
+    return {
+        "schema": "kimigguf.shortfall/1",
+        "quant": target.model.quant,
+        "machine": machine.name,
+        "need_bytes": shortfall.need_bytes,
+        "have_bytes": shortfall.have_bytes,
+        "missing_bytes": shortfall.missing_bytes,
+        "resident_bytes": shortfall.resident_bytes,
+        "reason": shortfall.reason,
+        "gave_way": list(shortfall.gave_way),
+        "ways_out": list(_ways_out(machine, shortfall)),
+    }
+
+
+def draw_shortfall(console: "Console", target: "Target", machine: "Machine", shortfall: "Shortfall") -> None:
+    """Say that it does not fit, by how much, and what would help."""
+    name = target.model.quant or target.model.folder or target.model.architecture
+    console.print(f"{name} does not fit {machine.name}", style="bold red", markup=False)
+    console.print(f"  {shortfall.reason}", markup=False)
+    for words in shortfall.gave_way:
+        console.print(f"  even with {words}", markup=False)
+    for way in _ways_out(machine, shortfall):
+        console.print(f"  - {way}", markup=False)
+
+
+def _ways_out(machine: "Machine", shortfall: "Shortfall") -> Iterator[str]:
+    yield f"{memory(shortfall.missing_bytes)} more RAM would hold it"
+    if shortfall.resident_bytes <= shortfall.have_bytes:
+        yield "on a local NVMe with room for the files it could stream its experts from there: it answers, slowly"
+    yield (
+        f"kimigguf recommend --machine {shlex.quote(machine.name)} says which quants run"
+        if (machine.source != "detected")
+        else "kimigguf recommend says which quants run here, and which hosted API exists"
+    )
+
+
+def draw(console: "Console", answer: "Answer", *, explain: bool, verbose: bool) -> None:
+    """Bars, ledger, placement in a line, what gave way, the command line; words and sources on request."""
+    from rich.text import Text
+
+    plan, settings = answer.plan, answer.plan.settings
+    name = plan.model.quant or plan.model.folder or plan.model.architecture
+    where = answer.machine.name if answer.machine.source != "detected" else "this machine"
+    console.print(
+        Text.assemble(
+            (name, "bold"),
+            f" on {where}: context {settings.context_tokens:,}, slots {settings.slots}, KV {settings.kv_type},"
+            f" ubatch {settings.ubatch_tokens}",
+        )
+    )
+    console.print(f"from {answer.target.source}", style="dim", markup=False)
+    for bar in _bars(answer):
+        console.print(bar)
+    console.print(_ledger_table(answer))
+    if beside := _beside_line(answer):
+        console.print(beside, markup=False)
+    console.print(_placement_line(answer), markup=False)
+    for words in plan.gave_way:
+        console.print(f"gave way: {words}", style="yellow", markup=False)
+    for words in (*plan.notices, *answer.warnings):
+        console.print(f"note: {words}", style="yellow", markup=False)
+    if answer.comparison is not None:
+        _draw_comparison(console, answer.comparison)
+    if explain:
+        from kimigguf.cli.plan_explain import explanation
+
+        for paragraph in explanation(answer):
+            console.print()
+            console.print(paragraph, markup=False)
+    if verbose:
+        _draw_sources(console, answer)
+    if answer.command is not None:
+        _draw_command(console, answer.command)
+
+
+def _bars(answer: "Answer") -> Iterator["Text"]:
+    from kimigguf.memory.layout import HOST
+    from kimigguf.placement.place import device_need_bytes
+
+    plan, have = answer.plan, answer.have
+    used_of = dict.fromkeys(range(len(have.devices)), 0)
+    for index in range(len(plan.layout.devices)):
+        used_of[index] = device_need_bytes(plan.ledger, index)
+    shared = 0
+    for index, device in enumerate(have.devices):
+        used = used_of[index]
+        shared += used if device.unified else 0
+        yield _bar(device.name, used, device.usable_bytes, device.total_bytes)
+    in_ram = plan.ledger.total_bytes(HOST) - plan.streamed_bytes + shared
+    yield _bar("RAM", in_ram, have.ram_bytes, have.ram_total_bytes)
+
+
+def _bar(name: str, used: int, usable: int | None, total: int | None) -> "Text":
+    """One line: used, free, and what is kept back, to scale."""
+    from rich.text import Text
+
+    if usable is None:
+        return Text(f"{name:<5} memory unknown; {memory(used)} planned")
+    total = max(total or usable, usable, 1)
+    filled = min(_BAR_WIDTH, round(_BAR_WIDTH * used / total))
+    kept = min(_BAR_WIDTH - filled, round(_BAR_WIDTH * (total - usable) / total))
+    return Text.assemble(
+        f"{name:<5} ",
+        ("█" * filled, "cyan"),
+        ("░" * (_BAR_WIDTH - filled - kept), "dim"),
+        ("▒" * kept, "yellow"),
+        f" {used / GIB:,.1f} used, {(usable - used) / GIB:,.1f} free, {(total - usable) / GIB:,.1f} reserve GiB",
+    )
+
+
+def _ledger_table(answer: "Answer") -> "Table":
+    """A row per place, a column per kind of memory, in GiB."""
+    from rich import box
+    from rich.table import Table
+
+    from kimigguf.memory.ledger import Column, Component
+
+    ledger = answer.plan.ledger
+    kinds = {
+        Component.EMBEDDING: "embed",
+        Component.HEAD: "head",
+        Component.TRUNK: "trunk",
+        Component.EXPERTS: "experts",
+        Component.KV_CACHE: "KV",
+        Component.RECURRENT_STATE: "state",
+        Component.COMPUTE: "compute",
+    }
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
+    table.add_column("GiB", no_wrap=True)
+    for name in (*kinds.values(), "beside", "total"):
+        table.add_column(name, justify="right", no_wrap=True)
+
+    def cell(rows: "list[Row]") -> str:
+        size = sum(row.size_bytes or 0 for row in rows) / GIB
+        mark = "?" if any(row.size_bytes is None for row in rows) else ""
+        return "" if not rows else f"{size:,.{1 if size >= _WIDE else 2}f}{mark}"
+
+    places: list[tuple[str, int | None]] = [(name, index) for index, name in enumerate(ledger.devices)]
+    for name, device in (*places, ("host", None)):
+        here = [row for row in ledger.rows if row.device == device]
+        cells = [cell([row for row in here if row.component is kind]) for kind in kinds]
+        beside = cell([row for row in here if row.column is Column.BESIDE])
+        table.add_row(name, *cells, beside, cell(here))
+    return table
+
+
+def _beside_line(answer: "Answer") -> str | None:
+    """What the engine's own accounting leaves out, by name."""
+    from kimigguf.memory.ledger import Column
+
+    rows = [row for row in answer.plan.ledger.rows if row.column is Column.BESIDE and row.device is None]
+    parts = ", ".join(f"{row.component} {memory(row.size_bytes)}" for row in rows)
+    return f"beside the engine's own accounting: {parts}" if parts else None
+
+
+def _placement_line(answer: "Answer") -> str:
+    layout = answer.plan.layout
+    if not layout.devices or (all(place.trunk is None for place in layout.layers) and layout.head is None):
+        return f"all {len(layout.layers)} layers in RAM"
+    parts = []
+    on_host = sum(place.trunk is None for place in layout.layers)
+    if on_host:
+        parts.append(f"RAM: layers 0-{on_host - 1}")
+    for index, name in enumerate(layout.devices):
+        run = [number for number, place in enumerate(layout.layers) if place.trunk == index]
+        if run:
+            experts = sum(layout.layers[number].experts == index for number in run)
+            parts.append(f"{name}: layers {run[0]}-{run[-1]}, experts of {experts}")
+    return "; ".join(parts) + (f"; {len(layout.moved)} single expert tensors in RAM" if layout.moved else "")
+
+
+def _draw_comparison(console: "Console", comparison: "Comparison") -> None:
+    from rich import box
+    from rich.table import Table
+
+    if comparison.agrees is None:
+        console.print(f"verification: unknown, because {comparison.reason}", style="yellow", markup=False)
+        return
+    table = Table(
+        box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1), title="MiB: ledger / engine", title_justify="left"
+    )
+    for head in ("", "model", "context", "compute", "total", "difference", ""):
+        table.add_column(head, justify="left" if head.startswith("MiB") else "right")
+    for device in comparison.devices:
+        ours, theirs = device.ledger, device.engine
+        pairs = (
+            (ours.model_bytes, theirs.model_bytes),
+            (ours.context_bytes, theirs.context_bytes),
+            (ours.compute_bytes, theirs.compute_bytes),
+            (ours.total_bytes, theirs.total_bytes),
+        )
+        share = 100 * device.difference_bytes / theirs.total_bytes if theirs.total_bytes else 0.0
+        table.add_row(
+            f"{device.name} ({device.engine_name})",
+            *(f"{ours_bytes / 2**20:,.0f} / {theirs_bytes / 2**20:,.0f}" for ours_bytes, theirs_bytes in pairs),
+            f"{share:+.2f} %",
+            "agrees" if device.agrees else "DIFFERS",
+        )
+    console.print(table)
+    style = "green" if comparison.agrees else "bold red"
+    console.print(f"verification: {'agrees' if comparison.agrees else 'differs'} with the engine", style=style)
+
+
+def _draw_sources(console: "Console", answer: "Answer") -> None:
+    console.print("\nWhat may be used:", style="bold")
+    for line in answer.have.lines:
+        console.print(f"  {line.what}: {memory(line.size_bytes)}  ({line.reason})", markup=False)
+    console.print("\nWhere the numbers come from:", style="bold")
+    ledger = answer.plan.ledger
+    for row in ledger.rows:
+        place = "host" if row.device is None else ledger.devices[row.device]
+        note = f"; {row.note}" if row.note else ""
+        text = f"  {place} {row.component}: {memory(row.size_bytes)}  ({row.source}; {row.column}{note})"
+        console.print(text, markup=False)
+    console.print(f"  weights in all: {storage(answer.target.spec.weight_bytes)}", markup=False)
+
+
+def _draw_command(console: "Console", command: "Command") -> None:
+    """The command line, ready to paste: a flag and its value a line, never wrapped."""
+    console.print("\nThe command:", style="bold")
+    lines: list[list[str]] = [[]]
+    for word in command.argv:
+        if word.startswith("--") and lines[-1]:
+            lines.append([])
+        lines[-1].append(shlex.quote(word))
+    text = " \\\n  ".join(" ".join(line) for line in lines)
+    console.print(text, markup=False, soft_wrap=True)
+    for name in command.left_out:
+        console.print(f"note: left out, because this engine does not know it: {name}", style="yellow", markup=False)

@@ -1,0 +1,158 @@
+"""Which model a command means by ``QUANT|PATH``: its memory facts from files, the hub's headers or the catalogue."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kimigguf.cli.app import App
+from kimigguf.errors import UsageError
+from kimigguf.events import Listener, ignore
+
+if TYPE_CHECKING:
+    from kimigguf.catalogue.quants import ModelProfile, Quant
+    from kimigguf.download.store import StoredSet
+    from kimigguf.gguf_file.shards import ShardSet
+    from kimigguf.memory.model import ModelSpec
+    from kimigguf.placement.plan import PlannedModel
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """A model to plan for. ``shards`` is None where only the catalogue's facts are at hand.
+
+    ``source`` says in words where the facts come from.
+    """
+
+    spec: "ModelSpec"
+    model: "PlannedModel"
+    quant: "Quant | None"
+    shards: "ShardSet | None"
+    source: str
+
+
+def resolve(
+    app: App, text: str, *, models_dir: Path | None = None, ask_hub: bool = False, listen: Listener = ignore
+) -> Target:
+    """The model behind ``text``: a path, or a quant's name; of a quant the files on this machine come first.
+
+    Args:
+        app: For its environment.
+        text: A shard, a folder, a single file, or the name of a quant.
+        models_dir: Where to look for downloaded sets, in place of the configured folder.
+        ask_hub: Read the headers of a quant that is not here from the hub instead of trusting the catalogue.
+        listen: Told what is being read.
+
+    Raises:
+        UsageError: ``unknown-quant``, or a path that is no model.
+        IntegrityError: A set that is damaged, mixed or incomplete.
+        NetworkError: The hub did not answer.
+    """
+    from kimigguf.catalogue.profiles import find_quant, load_model
+    from kimigguf.download.store import locate
+    from kimigguf.download.store import models_dir as configured_models_dir
+
+    if _is_path(text):
+        return _from_path(Path(text).expanduser())
+    profile = load_model(environ=app.environ)
+    try:
+        quant = find_quant(profile, text)
+    except UsageError:
+        if Path(text).exists():
+            return _from_path(Path(text))
+        raise
+    folder = configured_models_dir(app.environ, models_dir)
+    stored = locate(folder, quant.name) if folder.is_dir() else None
+    if stored is not None and stored.done_bytes == stored.size_bytes:
+        return _from_stored(stored, quant)
+    if ask_hub:
+        return _from_hub(app, profile, quant, listen)
+    return _from_catalogue(profile, quant)
+
+
+def _is_path(text: str) -> bool:
+    return "/" in text or text.endswith(".gguf") or text in {".", ".."}
+
+
+def _from_path(path: Path) -> Target:
+    from kimigguf.gguf_file.shards import find_set, read_set
+    from kimigguf.memory.model import ModelSpec
+    from kimigguf.placement.plan import planned_model
+
+    files = find_set(path)
+    shards = read_set(files)
+    folder = str(files[0].parent.absolute())
+    return Target(
+        spec=ModelSpec.from_shards(shards),
+        model=planned_model(shards, folder=folder),
+        quant=None,
+        shards=shards,
+        source=f"the headers of {len(files)} file(s) in {folder}",
+    )
+
+
+def _from_stored(stored: "StoredSet", quant: "Quant") -> Target:
+    from kimigguf.gguf_file.shards import read_set
+    from kimigguf.memory.model import ModelSpec
+    from kimigguf.placement.plan import planned_model
+
+    shards = read_set(tuple(file.path for file in stored.files))
+    manifest = stored.manifest
+    return Target(
+        spec=ModelSpec.from_shards(shards),
+        model=planned_model(
+            shards,
+            folder=str(stored.folder.absolute()),
+            quant=quant.name,
+            repository=manifest.repository if manifest else None,
+            commit=manifest.commit if manifest else None,
+            sha256={file.name: file.sha256 for file in stored.files},
+        ),
+        quant=quant,
+        shards=shards,
+        source=f"the headers of {len(stored.files)} downloaded files",
+    )
+
+
+def _from_hub(app: App, profile: "ModelProfile", quant: "Quant", listen: Listener) -> Target:
+    from kimigguf.catalogue.hub import list_set, remote_headers
+    from kimigguf.memory.model import ModelSpec
+    from kimigguf.placement.plan import planned_model
+
+    if profile.repository.id is None or profile.repository.commit is None:
+        raise UsageError(f"no repository of {profile.title} is known to ask", code="no-repository")
+    remote = list_set(profile.repository.id, quant, revision=profile.repository.commit, environ=app.environ)
+    shards = remote_headers(remote, environ=app.environ, listen=listen)
+    return Target(
+        spec=ModelSpec.from_shards(shards),
+        model=planned_model(
+            shards,
+            folder=None,
+            quant=quant.name,
+            repository=remote.repository,
+            commit=remote.commit,
+            sha256={file.name: file.sha256 for file in remote.files},
+        ),
+        quant=quant,
+        shards=shards,
+        source=f"the headers of {len(remote.files)} files on the hub at {remote.commit[:12]}",
+    )
+
+
+def _from_catalogue(profile: "ModelProfile", quant: "Quant") -> Target:
+    from kimigguf.memory.model import ModelSpec
+    from kimigguf.placement.plan import PlannedModel
+
+    return Target(
+        spec=ModelSpec.from_profile(profile, quant),
+        model=PlannedModel(
+            architecture=profile.architecture,
+            quant=quant.name,
+            repository=profile.repository.id,
+            commit=profile.repository.commit,
+            folder=None,
+            files=(),
+        ),
+        quant=quant,
+        shards=None,
+        source="the catalogue's facts (nothing is downloaded; --hub asks for the real headers)",
+    )
