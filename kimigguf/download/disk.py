@@ -6,8 +6,13 @@ from typing import Final
 
 from kimigguf import units
 from kimigguf.errors import MachineError
+from kimigguf.hardware.mounts import Mount, parse_mountinfo
 
 _SLACK_LEAST: Final = 16 << 20
+_NETWORK: Final = frozenset({
+    "nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "ceph", "glusterfs", "lustre", "beegfs", "gpfs", "davfs",
+    "fuse.sshfs", "fuse.s3fs", "fuse.rclone", "fuse.glusterfs", "fuse.gcsfuse", "fuse.juicefs", "fuse.ceph",
+})  # fmt: skip
 
 
 def slack_bytes(remaining_bytes: int) -> int:
@@ -49,4 +54,30 @@ def require(folder: Path, remaining_bytes: int, *, slack: bool = True) -> None:
             code="disk-full",
             cause=f"{units.storage(need - free)} are missing" + (" (the files and 0.5 % to spare)" if slack else ""),
             hint="make room, or choose another disk with --models-dir DIR",
+        )
+
+
+def mount_of(folder: Path, mounts: tuple[Mount, ...]) -> Mount | None:
+    """The mount that a folder lies on: the longest path above it, and of two on the same place the later."""
+    above = [mount for mount in mounts if folder.is_relative_to(mount.mount_point)]
+    return max(enumerate(above), key=lambda m: (len(m[1].mount_point), m[0]), default=(0, None))[1]
+
+
+def refuse_network(folder: Path) -> None:
+    """Refuse to fill a network mount that nobody has named; where mounts can't be read, nothing is refused.
+
+    Raises:
+        MachineError: ``network-mount``.
+    """
+    try:
+        mounts = parse_mountinfo(Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="replace"))
+    except OSError:
+        return
+    mount = mount_of(existing(folder).resolve(), mounts)
+    if mount is not None and mount.file_system in _NETWORK:
+        raise MachineError(
+            f"{folder} lies on a network mount ({mount.file_system} at {mount.mount_point})",
+            code="network-mount",
+            cause="a model there is read over the network at every start, and for every token if memory is short",
+            hint=f"choose a local disk with --models-dir DIR, or insist: --models-dir {folder.parents[2]}",
         )

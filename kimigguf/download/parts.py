@@ -53,10 +53,12 @@ def stream(
         NetworkError: ``gated``, ``not-on-hub``, ``bad-certificate``: no attempt would do better.
         IntegrityError: ``changed-on-hub``: the hub has other content under this name at the pinned commit.
     """
-    url, response = _open(connections, source, start, end, tag)
+    expected, changes = tag.value, tag.changes
+    url, response = _open(connections, source, start, end, expected)
     left = end - start
     try:
-        _check(response, source, start, end, tag)
+        _check_tag(response.headers.get("ETag"), expected, changes, tag)
+        _check(response, source, start, end)
         window_ends, window_bytes = time.monotonic() + stall_seconds, 0
         while left > 0:
             try:
@@ -80,7 +82,7 @@ def stream(
 
 
 def _open(
-    connections: Connections, source: Source, start: int, end: int, tag: Tag
+    connections: Connections, source: Source, start: int, end: int, expected: str | None
 ) -> tuple[str, http.client.HTTPResponse]:
     """Resolve and follow redirects; the token goes to the hub's own origin only."""
     url, home = source.url, origin(source.url)
@@ -92,8 +94,8 @@ def _open(
         }
         if source.token is not None and origin(url) == home:
             headers["Authorization"] = f"Bearer {source.token}"
-        if tag.value is not None:
-            headers["If-Range"] = tag.value
+        if expected is not None:
+            headers["If-Range"] = expected
         response = connections.get(url, headers)
         if response.status not in {301, 302, 303, 307, 308}:
             break
@@ -182,17 +184,30 @@ def _retry_after(value: str | None) -> float | None:
         return None
 
 
-def _check(response: http.client.HTTPResponse, source: Source, start: int, end: int, tag: Tag) -> None:
-    """Is this the range that was asked for, of the file that was listed?"""
+def _check_tag(etag: str | None, expected: str | None, changes: int, tag: Tag) -> None:
+    """Is this the same file as before? ``expected`` and ``changes`` stood before the hub was asked for the address.
+
+    Another ETag is another node of the store, or another file. So the attempt ends, and the next one asks the hub
+    first, which vouches for the hash; only an attempt that began after that may bring a new ETag in.
+    """
+    known = tag.value
+    if changes != tag.changes or (expected is not None and etag != expected) or (known is not None and etag != known):
+        if known is not None:
+            tag.value, tag.changes = None, tag.changes + 1
+        raise Lost("the file has another ETag than before")
+    if known is None and tag.changes <= _TAG_CHANGES and etag and not etag.startswith("W/"):
+        tag.value = etag
+
+
+def _check(response: http.client.HTTPResponse, source: Source, start: int, end: int) -> None:
+    """Is this the range that was asked for?
+
+    Raises:
+        Lost: It is not.
+    """
     headers = response.headers
     if (headers.get("Content-Encoding") or "identity").lower() != "identity":
         raise Lost("a compressed answer")
-    etag = headers.get("ETag")
-    if tag.value is not None and etag != tag.value:
-        # Another node of the store, or another file: the hub has just vouched for its hash, and the hash of the whole
-        # decides in the end. What must not happen is that this goes on with If-Range for ever.
-        tag.value, tag.changes = None, tag.changes + 1
-        raise Lost("the file has another ETag than before")
     if response.status == HTTPStatus.PARTIAL_CONTENT:
         match = re.fullmatch(r"bytes (\d+)-(\d+)/(\d+|\*)", headers.get("Content-Range") or "")
         if match is None or int(match[1]) != start or int(match[2]) >= end:
@@ -203,5 +218,3 @@ def _check(response: http.client.HTTPResponse, source: Source, start: int, end: 
         raise Lost("the server ignores ranges")
     elif headers.get("Content-Length") != str(source.size_bytes):
         raise Lost("an answer that is not the file")
-    if tag.value is None and tag.changes <= _TAG_CHANGES and etag and not etag.startswith("W/"):
-        tag.value = etag

@@ -9,6 +9,7 @@
 A folder holds one set at one commit and is never renamed: a newer revision lies beside the one in use.
 """
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -19,10 +20,11 @@ from kimigguf.catalogue.quants import Quant
 from kimigguf.catalogue.remote import RemoteSet
 from kimigguf.download import journal
 from kimigguf.download.manifest import MANIFEST, Manifest, ManifestFile, read_manifest
-from kimigguf.errors import MachineError, UsageError
+from kimigguf.errors import IntegrityError, MachineError, UsageError
 
 INNER: Final = ".kimigguf"
 PART: Final = ".part"
+_SHARD: Final = re.compile(r"-\d{5}-of-\d{5}\.gguf$")
 
 
 class FileState(StrEnum):
@@ -199,15 +201,18 @@ def _foreign(paths: tuple[Path, ...]) -> StoredSet:
 
 
 def managed_sets(models: Path) -> tuple[StoredSet, ...]:
-    """All sets with a manifest under the models folder, the newest of each quant first.
-
-    Raises:
-        IntegrityError: ``bad-manifest``.
-    """
+    """All sets with a sound manifest under the models folder, the newest of each quant first."""
     folders = sorted(path.parent for path in models.glob(f"*/*/*/{MANIFEST}"))
-    stored = [found for folder in folders if (found := look(folder)) is not None and found.manifest is not None]
+    stored = [found for folder in folders if (found := _look_or_not(folder)) is not None]
     stored.sort(key=lambda s: s.manifest.created if s.manifest else "", reverse=True)
     return tuple(sorted(stored, key=lambda s: (s.manifest.repository, s.manifest.quant) if s.manifest else ("", "")))
+
+
+def _look_or_not(folder: Path) -> StoredSet | None:
+    try:
+        return look(folder)
+    except IntegrityError:  # one broken manifest must not hide the other sets; its own set is named by `verify PATH`
+        return None
 
 
 def locate(models: Path, wanted: Quant | RemoteSet | str, *, repository: str | None = None) -> StoredSet | None:
@@ -231,17 +236,20 @@ def locate(models: Path, wanted: Quant | RemoteSet | str, *, repository: str | N
     )
 
 
-def foreign_sets(models: Path, *, depth: int = 4) -> Iterator[Path]:
-    """Folders under the models folder that hold GGUF files without a manifest."""
+def foreign_sets(models: Path, *, depth: int = 4) -> Iterator[StoredSet]:
+    """Sets under the models folder that have no manifest of ours, by the names of their files."""
     if depth < 0 or not models.is_dir():
         return
+    entries = sorted(models.iterdir())
     if not (models / MANIFEST).is_file():
-        entries = sorted(models.iterdir())
-        if any(entry.suffix == ".gguf" and entry.is_file() for entry in entries):
-            yield models
-        for entry in entries:
-            if entry.is_dir() and not entry.name.startswith(".") and not entry.is_symlink():
-                yield from foreign_sets(entry, depth=depth - 1)
+        groups: dict[str, list[Path]] = {}
+        for path in entries:
+            if path.suffix == ".gguf" and path.is_file():
+                groups.setdefault(_SHARD.sub("", path.name), []).append(path)
+        yield from (_foreign(tuple(paths)) for paths in groups.values())
+    for entry in entries:
+        if entry.is_dir() and not entry.name.startswith(".") and not entry.is_symlink():
+            yield from foreign_sets(entry, depth=depth - 1)
 
 
 def cannot_write(folder: Path, error: OSError) -> MachineError:

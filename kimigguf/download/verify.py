@@ -92,6 +92,18 @@ def verify(
     )
 
 
+def check_belonging(stored: StoredSet) -> None:
+    """Hold the headers of a foreign set against each other: one of another quant would load without a word.
+
+    Raises:
+        IntegrityError, UsageError: As ``gguf_file.shards.read_set`` has it.
+    """
+    if stored.manifest is None:
+        from kimigguf.gguf_file.shards import read_set  # noqa: PLC0415 -- reads megabytes of metadata; only for these
+
+        read_set(tuple(file.path for file in stored.files))
+
+
 def require_whole(verification: Verification, stored: StoredSet) -> None:
     """Turn anything bad into an error that names the shard.
 
