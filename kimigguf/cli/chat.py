@@ -42,7 +42,7 @@ def command(
     max_tokens: int | None,
     api_key_file: Path | None,
 ) -> int | None:
-    """Ask PROMPT and print the answer, or talk: without PROMPT on a terminal, line by line.
+    """Ask PROMPT (``-``: all of stdin) and print the answer; without PROMPT, talk: each line is a turn.
 
     The thinking is shown dimmed on stderr, the answer goes to stdout. The whole assistant message, with its thinking
     and tool calls, goes back to the server in later turns, as Kimi K3 expects.
@@ -50,7 +50,7 @@ def command(
     \b
     Example:
       kimigguf chat "Why is the sky blue?"
-      git diff | kimigguf chat --effort low --url http://127.0.0.1:8080
+      git diff | kimigguf chat - --effort low --url http://127.0.0.1:8080
     """  # noqa: D301 -- \b is click's marker for text that must not be wrapped
     from kimigguf.engines.conversation import Conversation, connect, first_model
 
@@ -62,10 +62,10 @@ def command(
             extra_body=_effort_body(effort),
             max_tokens=max_tokens,
         )
-        if prompt is None and sys.stdin.isatty():
+        if prompt is None:
             _talk(app, conversation)
         else:
-            _ask_once(app, conversation, prompt if prompt is not None else sys.stdin.read())
+            _ask_once(app, conversation, sys.stdin.read() if prompt == "-" else prompt)
     return None
 
 
@@ -104,10 +104,12 @@ def _ask_once(app: App, conversation: "Conversation", text: str) -> None:
 
 def _talk(app: App, conversation: "Conversation") -> None:
     """Read a line, answer it, until the end of input. Ctrl-C stops an answer; at the prompt it ends the talk."""
-    app.show.note(f"talking to {conversation.url}; /help lists the commands, Ctrl-D ends")
+    at_terminal = sys.stdin.isatty()
+    if at_terminal:
+        app.show.note(f"talking to {conversation.url}; /help lists the commands, Ctrl-D ends")
     while True:
         try:
-            line = input("> ").strip()
+            line = input("> " if at_terminal else "").strip()
         except EOFError:
             return
         if line in {"/quit", "/exit"}:
@@ -126,6 +128,8 @@ def _talk(app: App, conversation: "Conversation") -> None:
             continue
         except KimiggufError as error:
             writer.finish()
+            if not at_terminal:
+                raise
             app.show.error(error)
             continue
         writer.finish()

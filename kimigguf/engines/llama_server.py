@@ -23,6 +23,7 @@ STALL_SECONDS: Final = 300.0
 _OK: Final = 200
 _POLL_SECONDS: Final = 0.1
 _HTTP_SECONDS: Final = 5.0
+_STRANGER_SECONDS: Final = 30.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,11 +70,13 @@ def require_free(address: Address) -> None:
         )
 
 
-def get(address: Address, path: str, *, seconds: float = _HTTP_SECONDS) -> tuple[int, bytes] | None:
+def get(
+    address: Address, path: str, *, key: str | None = None, seconds: float = _HTTP_SECONDS
+) -> tuple[int, bytes] | None:
     """Status and body of a GET; None if nobody answers HTTP there. No proxy is ever asked."""
     connection = http.client.HTTPConnection(address.reachable_host.strip("[]"), address.port, timeout=seconds)
     try:
-        connection.request("GET", path)
+        connection.request("GET", path, headers={"Authorization": f"Bearer {key}"} if key else {})
         response = connection.getresponse()
         return response.status, response.read()
     except (OSError, http.client.HTTPException):
@@ -85,22 +88,32 @@ def get(address: Address, path: str, *, seconds: float = _HTTP_SECONDS) -> tuple
 class Server:
     """An engine that was started to serve. The one owner of its process and of its state."""
 
-    def __init__(self, child: Child, address: Address, alias: str, total_bytes: int) -> None:
+    def __init__(self, child: Child, address: Address, alias: str, total_bytes: int, key: str | None) -> None:
         self._child = child
         self._total_bytes = total_bytes
+        self._key = key
         self.address = address
         self.alias = alias
         self.state = State.STARTING
 
     @classmethod
-    def start(cls, command: Command, address: Address, *, alias: str, log: Path, total_bytes: int) -> Self:
-        """Start the engine; it is not ready yet.
+    def start(
+        cls,
+        command: Command,
+        address: Address,
+        *,
+        alias: str,
+        log: Path,
+        total_bytes: int,
+        key: str | None = None,
+    ) -> Self:
+        """Start the engine; it is not ready yet. ``key`` is one of the API keys that it was given.
 
         Raises:
             MachineError: ``port-in-use`` before anything is started, ``engine-unusable``, ``log-unwritable``.
         """
         require_free(address)
-        return cls(Child.start(command.argv, command.environ, log), address, alias, total_bytes)
+        return cls(Child.start(command.argv, command.environ, log), address, alias, total_bytes, key)
 
     @property
     def log(self) -> Path:
@@ -136,18 +149,29 @@ class Server:
                 return time.monotonic() - began
             if answer is not None:
                 self.state = State.LOADING
+                self._refuse_stranger(answer[0], began)
             watch.look(read_activity(self._child.pid, self._child.log), self._child.log_tail)
             self._child.wait(_POLL_SECONDS)
 
     def _is_ours(self) -> bool:
         """Whether the answering server carries our alias: another one may have taken the port meanwhile."""
-        answer = get(self.address, "/v1/models")
+        answer = get(self.address, "/v1/models", key=self._key)
         if answer is None or answer[0] != _OK:
             return False
         with suppress(ValueError, AttributeError, TypeError):
             models = json.loads(answer[1]).get("data", [])
             return any(self.alias in (model.get("id"), *(model.get("aliases") or ())) for model in models)
         return False
+
+    def _refuse_stranger(self, status: int, began: float) -> None:
+        """Give up on a port where another server has been answering in place of ours."""
+        if status == _OK and time.monotonic() - began > _STRANGER_SECONDS:
+            raise ServerError(
+                f"the server that answers at {self.address.url} does not serve {self.alias}",
+                code="not-ours",
+                cause="another program took the port while the engine was starting",
+                hint=f"choose another with --port; the log: {self._child.log}",
+            )
 
     def wait(self) -> None:
         """Wait, as long as it serves, for its end.

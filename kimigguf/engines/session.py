@@ -87,7 +87,7 @@ def open_session(request: Request, environ: Mapping[str, str], listen: Listener)
         KimiggufError: Of every kind; see the rooms that are called.
     """
     address = Address(host=request.host, port=request.port)
-    _check_key(request)
+    key = _key(request)
     require_free(address)
     made = _replayed(request, environ, listen) if request.plan_path else _planned(request, environ, listen)
     if isinstance(made, Shortfall):
@@ -117,7 +117,7 @@ def open_session(request: Request, environ: Mapping[str, str], listen: Listener)
     log = fresh_log(folder / "logs", f"serve-{request.port}")
     size = sum(file.size_bytes for file in plan.model.files)
     alias = request.alias or profile.alias
-    server = Server.start(run, address, alias=alias, log=log, total_bytes=size)
+    server = Server.start(run, address, alias=alias, log=log, total_bytes=size, key=key)
     return Session(server, plan, engine, run, plan_file)
 
 
@@ -187,10 +187,10 @@ def _remarks(plan: Plan, run: Command) -> tuple[str, ...]:
     )
 
 
-def _check_key(request: Request) -> None:
+def _key(request: Request) -> str | None:
+    """A key that the server will accept, None if it will ask for none."""
     require_key(request.host, str(request.api_key_file) if request.api_key_file else None)
-    if request.api_key_file is not None:
-        read_keys(request.api_key_file)
+    return read_keys(request.api_key_file)[0] if request.api_key_file else None
 
 
 def state_folder(environ: Mapping[str, str]) -> Path:

@@ -1,0 +1,33 @@
+"""The real engines of this machine, for tests that run one."""
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from kimigguf.engines.discover import choose
+from kimigguf.engines.engine import FoundEngine
+
+ROOT = Path(__file__).parents[2]
+BOTH = [
+    pytest.param("embedded", marks=pytest.mark.engine),
+    pytest.param("llama-server", marks=[pytest.mark.engine, pytest.mark.native]),
+]
+
+
+def native_folder() -> Path:
+    """Where the native llama.cpp lies; skips the test, saying why, where it was not built."""
+    done = subprocess.run(
+        [str(ROOT / "scripts" / "build_engine"), "--print-dir"], capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        pytest.skip(f"no native llama.cpp: scripts/build_engine would make one ({done.stdout.strip()})")
+    return Path(done.stdout.strip())
+
+
+def real_engine(kind: str) -> FoundEngine:
+    environ = dict(os.environ)
+    if kind == "embedded":
+        return choose(environ, kind="embedded")
+    return choose(environ, kind="llama-server", engine_path=native_folder())
