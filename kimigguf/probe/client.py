@@ -1,0 +1,292 @@
+"""Asks an OpenAI-compatible endpoint one question and says what became of it; every failure of the client is mapped."""
+
+import contextlib
+import ipaddress
+import json
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias
+from urllib.parse import urlsplit
+
+import httpx2
+import openai
+
+from kimigguf.errors import KimiggufError, NetworkError, UsageError
+from kimigguf.probe.calls import Fault, FaultKind, Outcome, Reply, Shape
+from kimigguf.probe.suites import Item
+
+KEY_VARIABLES: Final[Mapping[str, str]] = {
+    "candidate": "KIMIGGUF_CANDIDATE_API_KEY",
+    "reference": "KIMIGGUF_REFERENCE_API_KEY",
+}
+_NOT_RETRIED: Final = {FaultKind.KEY, FaultKind.REQUEST, FaultKind.NONSENSE}
+_MORE_ROOM: Final = 4
+"""By how much the budget grows, once, when an answer was cut off while thinking."""
+_LONGEST_WAIT_SECONDS: Final = 60.0
+_CONNECT_SECONDS: Final = 15.0
+
+Sleep: TypeAlias = Callable[[float], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """How every call is made. ``timeout_seconds`` bounds the silence between two pieces of an answer.
+
+    ``temperature`` None leaves the endpoint's own, which for K3 is the right one on both sides.
+    """
+
+    tries: int = 3
+    timeout_seconds: float = 600.0
+    temperature: float | None = None
+    max_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Endpoint:
+    """One side: its address ending in ``/v1`` and the model's name there."""
+
+    role: str
+    url: str
+    model: str
+
+
+def base_url(text: str, role: str) -> str:
+    """The address to call, from what a user gave: with or without ``http://`` and ``/v1``; ``:8080`` is this machine.
+
+    Raises:
+        UsageError: ``bad-url``; a key in the address is refused too, for addresses end up in logs.
+    """
+    url = text if "://" in text else f"http://{'127.0.0.1' if text.startswith(':') else ''}{text}"
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError as error:
+        raise UsageError(f"{text!r} is no address for the {role}", code="bad-url", cause=str(error)) from error
+    if parts.scheme not in {"http", "https"} or not parts.hostname:
+        raise UsageError(
+            f"{text!r} is no address for the {role}", code="bad-url", hint=f"--{role} http://127.0.0.1:8080"
+        )
+    if parts.username or parts.password or parts.query:
+        raise UsageError(
+            f"the address of the {role} carries a key",
+            code="bad-url",
+            hint=f"export {KEY_VARIABLES[role]}=... and give the bare address",
+        )
+    host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
+    path = parts.path.rstrip("/")
+    return f"{parts.scheme}://{host}" + (f":{port}" if port else "") + (path if path.endswith("/v1") else f"{path}/v1")
+
+
+class Asker:
+    """A client of one endpoint. Safe to use from several threads; close it when done."""
+
+    def __init__(
+        self, role: str, url: str, environ: Mapping[str, str], settings: Settings, *, sleep: Sleep = time.sleep
+    ) -> None:
+        self.role = role
+        self.url = base_url(url, role)
+        self._settings = settings
+        self._sleep = sleep
+        self._usage_in_stream = True
+        timeout = httpx2.Timeout(settings.timeout_seconds, connect=_CONNECT_SECONDS)
+        self._client = openai.OpenAI(
+            base_url=self.url,
+            # Servers without keys take any; without this the library would look for a variable of its own.
+            api_key=environ.get(KEY_VARIABLES[role]) or "none",
+            max_retries=0,
+            http_client=openai.DefaultHttpxClient(timeout=timeout, trust_env=not _on_loopback(self.url)),
+        )
+
+        # Variables of the library's own must not reach a server that is not OpenAI's.
+        self._client.organization = None
+        self._client.project = None
+
+    def close(self) -> None:
+        self._client.close()
+
+    def endpoint(self, model: str | None) -> Endpoint:
+        """This side with its model: the one given, or the only one that the endpoint has.
+
+        Raises:
+            UsageError: ``model-not-given`` where there are several, or the endpoint does not list them.
+            NetworkError: The endpoint does not answer, or refuses the key.
+        """
+        if model is not None:
+            return Endpoint(role=self.role, url=self.url, model=model)
+        try:
+            names = sorted(found.id for found in self._client.models.list())
+        except _FAILURES as error:
+            fault = _fault(error, tries=1)
+            if fault.kind in {FaultKind.REQUEST, FaultKind.NONSENSE}:
+                names = []
+            else:
+                raise stopped(self.role, self.url, fault) from error
+        if len(names) != 1:
+            raise UsageError(
+                f"the {self.role} at {self.url} " + ("has several models" if names else "does not list its models"),
+                code="model-not-given",
+                cause=", ".join(names[:20]) or None,
+                hint=f"--{self.role}-model {names[0] if names else 'NAME'}",
+            )
+        return Endpoint(role=self.role, url=self.url, model=names[0])
+
+    def ask(self, endpoint: Endpoint, item: Item, max_tokens: int | None) -> Outcome:
+        """Ask one question; an answer that was cut off while thinking is asked for once more, with more room."""
+        outcome = self._with_tries(endpoint, item, max_tokens)
+        if isinstance(outcome, Reply) and outcome.shape is Shape.CUT_OFF_THINKING and max_tokens is not None:
+            again = self._with_tries(endpoint, item, max_tokens * _MORE_ROOM)
+            return again if isinstance(again, Reply) else outcome
+        return outcome
+
+    def _with_tries(self, endpoint: Endpoint, item: Item, max_tokens: int | None) -> Outcome:
+        for tried in range(1, self._settings.tries + 1):
+            try:
+                return self._once(endpoint, item, max_tokens)
+            except _FAILURES as error:
+                fault = _fault(error, tries=tried)
+                if self._may_do_without_usage(fault):
+                    continue
+                if fault.kind in _NOT_RETRIED or tried == self._settings.tries:
+                    return fault
+                self._sleep(_wait(error, tried))
+        return Fault(kind=FaultKind.REQUEST, status=None, text="was never sent", tries=0)
+
+    def _may_do_without_usage(self, fault: Fault) -> bool:
+        """Some endpoints refuse a request that asks for token counts in a stream; they are then not asked for."""
+        if self._usage_in_stream and fault.kind is FaultKind.REQUEST and "stream_options" in fault.text:
+            self._usage_in_stream = False
+            return True
+        return False
+
+    def _once(self, endpoint: Endpoint, item: Item, max_tokens: int | None) -> Reply:
+        optional: dict[str, Any] = {}
+        if max_tokens is not None:
+            optional["max_tokens"] = max_tokens
+        if self._settings.temperature is not None:
+            optional["temperature"] = self._settings.temperature
+        if self._usage_in_stream:
+            optional["stream_options"] = {"include_usage": True}
+        messages: Any = [{"role": message.role, "content": message.content} for message in item.conversation]
+        started = time.monotonic()
+        gathered = _Gathered()
+        stream = self._client.chat.completions.create(model=endpoint.model, messages=messages, stream=True, **optional)
+        with stream:
+            try:
+                for chunk in stream:
+                    gathered.take(chunk, time.monotonic() - started)
+            except (openai.APITimeoutError, httpx2.TimeoutException):
+                raise
+            except (openai.APIConnectionError, httpx2.HTTPError) as error:
+                raise _Cut(f"the stream broke: {error}") from error
+        return gathered.reply(time.monotonic() - started, max_tokens)
+
+
+class _Cut(Exception):  # noqa: N818 -- internal: a stream that ended before it was done
+    pass
+
+
+_FAILURES: Final = (openai.OpenAIError, httpx2.HTTPError, json.JSONDecodeError, _Cut)
+
+
+class _Gathered:
+    """The pieces of one streamed answer."""
+
+    def __init__(self) -> None:
+        self._content: list[str] = []
+        self._thinking: list[str] = []
+        self._tools: set[int] = set()
+        self._finish: str | None = None
+        self._first: float | None = None
+        self._prompt_tokens: int | None = None
+        self._completion_tokens: int | None = None
+
+    def take(self, chunk: Any, seconds: float) -> None:  # noqa: ANN401 -- the library's types know no reasoning_content
+        if chunk.usage is not None:
+            self._prompt_tokens = chunk.usage.prompt_tokens
+            self._completion_tokens = chunk.usage.completion_tokens
+        for choice in chunk.choices or ():
+            delta = choice.delta
+            thinking = getattr(delta, "reasoning_content", None) or getattr(delta, "reasoning", None) or ""
+            content = delta.content or ""
+            self._tools |= {call.index for call in delta.tool_calls or ()}
+            if (thinking or content or delta.tool_calls) and self._first is None:
+                self._first = seconds
+            self._thinking.append(thinking)
+            self._content.append(content)
+            self._finish = choice.finish_reason or self._finish
+
+    def reply(self, seconds: float, max_tokens: int | None) -> Reply:
+        if self._finish is None:
+            raise _Cut("the stream ended without a finish reason")
+        return Reply(
+            content="".join(self._content),
+            thinking="".join(self._thinking),
+            finish_reason=self._finish,
+            tool_calls=len(self._tools),
+            prompt_tokens=self._prompt_tokens,
+            completion_tokens=self._completion_tokens,
+            first_token_seconds=self._first,
+            seconds=seconds,
+            max_tokens=max_tokens,
+        )
+
+
+def _fault(error: Exception, *, tries: int) -> Fault:
+    status = error.status_code if isinstance(error, openai.APIStatusError) else None
+    return Fault(kind=_kind(error, status), status=status, text=str(error)[:500], tries=tries)
+
+
+def _kind(error: Exception, status: int | None) -> FaultKind:  # noqa: PLR0911 -- a table of errors
+    match error:
+        case openai.APITimeoutError() | httpx2.TimeoutException():
+            return FaultKind.TIMEOUT
+        case openai.APIConnectionError() | httpx2.ConnectError():
+            return FaultKind.CONNECTION
+        case openai.AuthenticationError() | openai.PermissionDeniedError():
+            return FaultKind.KEY
+        case openai.RateLimitError():
+            return FaultKind.RATE_LIMIT
+        case openai.APIStatusError() if status is not None and status >= 500:  # noqa: PLR2004 -- HTTP's own line
+            return FaultKind.SERVER
+        case openai.APIStatusError():
+            return FaultKind.REQUEST
+        case openai.APIResponseValidationError():
+            return FaultKind.NONSENSE
+        case _Cut() | httpx2.HTTPError() | openai.APIError():  # an APIError without a status comes within a stream
+            return FaultKind.CUT_STREAM
+    return FaultKind.NONSENSE
+
+
+def _wait(error: Exception, tried: int) -> float:
+    """Seconds before the next try: what the endpoint asks for, else doubling from one."""
+    asked = error.response.headers.get("retry-after") if isinstance(error, openai.APIStatusError) else None
+    seconds = 2.0 ** (tried - 1)
+    with contextlib.suppress(ValueError):  # no such header, or a date: rare enough to wait the usual time
+        seconds = max(0.0, float(asked or ""))
+    return min(_LONGEST_WAIT_SECONDS, seconds)
+
+
+def stopped(role: str, url: str, fault: Fault) -> KimiggufError:
+    """A fault that makes every further call to that side pointless."""
+    if fault.kind is FaultKind.KEY:
+        return NetworkError(
+            f"the {role} at {url} refuses the key (HTTP {fault.status})",
+            code="key-refused",
+            cause=fault.text,
+            hint=f"export {KEY_VARIABLES[role]}=...",
+        )
+    return NetworkError(
+        f"the {role} at {url} does not answer",
+        code="endpoint-unreachable",
+        cause=fault.text,
+        hint=f"curl {url}/models",
+    )
+
+
+def _on_loopback(url: str) -> bool:
+    host = urlsplit(url).hostname or ""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -1,0 +1,130 @@
+"""A comparison as JSON and as text for a terminal."""
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from kimigguf.probe.calls import Shape
+from kimigguf.probe.client import Endpoint
+from kimigguf.probe.intervals import Verdict, proportion
+from kimigguf.probe.score import ArmSummary, Metric, Scores
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_WORDS = {
+    Verdict.SAME: "the same within noise",
+    Verdict.WORSE: "worse",
+    Verdict.BETTER: "better",
+    Verdict.NOT_ENOUGH: "not enough samples",
+    Verdict.UNKNOWN: "unknown: the reference gave nothing to compare with",
+}
+_COLOURS = {
+    Verdict.SAME: "green",
+    Verdict.WORSE: "bold red",
+    Verdict.BETTER: "green",
+    Verdict.NOT_ENOUGH: "yellow",
+    Verdict.UNKNOWN: "yellow",
+}
+
+
+def record(scores: Scores, candidate: Endpoint, reference: Endpoint) -> dict[str, Any]:
+    """The answer as JSON."""
+    return {
+        "schema": "kimigguf.quality-probe/1",
+        "suite": {"name": scores.suite, "sha256": scores.suite_sha256, "items": scores.items},
+        "candidate": {"url": candidate.url, "model": candidate.model},
+        "reference": {"url": reference.url, "model": reference.model},
+        "repeats": scores.repeats,
+        "tolerance": scores.tolerance,
+        "verdict": scores.verdict,
+        "metrics": [asdict(metric) for metric in scores.metrics],
+        "arms": [_arm_record(arm) for arm in scores.arms],
+        "items": [asdict(result) for result in scores.results],
+    }
+
+
+def _arm_record(arm: ArmSummary) -> dict[str, Any]:
+    interval = proportion(arm.right, arm.checked)
+    return asdict(arm) | {"right_interval_95": None if interval is None else list(interval)}
+
+
+def sentence(metric: Metric) -> str:
+    """A metric's verdict in words."""
+    found = metric.difference
+    span = "" if found is None else f" ({_points(found.mean)} [{_points(found.low)}, {_points(found.high)}])"
+    if metric.verdict is Verdict.NOT_ENOUGH and metric.more_needed is not None:
+        return f"not enough samples{span}: about {metric.more_needed:,} more items would tell"
+    return _WORDS[metric.verdict] + span
+
+
+def _points(value: float) -> str:
+    return f"{value * 100:+.1f} %"
+
+
+def _percent(value: float | None) -> str:
+    return "unknown" if value is None else f"{value:.1%}"
+
+
+def draw(console: "Console", scores: Scores, candidate: Endpoint, reference: Endpoint) -> None:
+    """Print the comparison."""
+    from rich import box  # noqa: PLC0415 -- kept out of JSON runs
+    from rich.table import Table  # noqa: PLC0415 -- as above
+    from rich.text import Text  # noqa: PLC0415 -- as above
+
+    console.print(f"candidate  {candidate.model} at {candidate.url}", markup=False)
+    console.print(f"reference  {reference.model} at {reference.url}", markup=False)
+    console.print(f"suite      {scores.suite}, {scores.items} items, {scores.repeats} time(s)", markup=False)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
+    for heading in ("", "candidate", "reference", "its own noise", "items"):
+        table.add_column(heading, justify="right" if heading else "left", no_wrap=bool(heading))
+    table.add_column("verdict", overflow="fold")
+    for metric in scores.metrics:
+        table.add_row(
+            metric.name,
+            _percent(metric.candidate),
+            _percent(metric.reference),
+            _percent(metric.noise),
+            str(metric.items),
+            Text(sentence(metric), style=_COLOURS[metric.verdict]),
+        )
+    console.print(table)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
+    table.add_column("")
+    for arm in scores.arms:
+        table.add_column(arm.arm, justify="right")
+    for name, cells in _rows(scores).items():
+        table.add_row(name, *cells)
+    console.print(table)
+    level = next((metric.difference.level for metric in scores.metrics if metric.difference), None)
+    if level is not None:
+        family = "95 % for all metrics together"
+        console.print(f"differences are candidate less reference, with {level:.1%} intervals ({family})", markup=False)
+    console.print(Text.assemble(("verdict: ", "bold"), (_WORDS[scores.verdict], _COLOURS[scores.verdict])))
+
+
+def _rows(scores: Scores) -> Mapping[str, list[str]]:
+    arms = scores.arms
+
+    def number(value: float | None, form: str) -> str:
+        return "unknown" if value is None else form.format(value)
+
+    return {
+        "calls": [str(arm.calls) for arm in arms],
+        "right": [f"{arm.right} of {arm.checked}" for arm in arms],
+        "empty": [str(arm.shapes.get(Shape.EMPTY, 0)) for arm in arms],
+        "cut off while thinking": [str(arm.shapes.get(Shape.CUT_OFF_THINKING, 0)) for arm in arms],
+        "cut off in the answer": [str(arm.shapes.get(Shape.CUT_OFF, 0)) for arm in arms],
+        "transport errors": [_counts(arm.faults) for arm in arms],
+        "finish reasons": [_counts(arm.finish_reasons) for arm in arms],
+        "with thinking": [str(arm.with_thinking) for arm in arms],
+        "tokens sent": [number(arm.prompt_tokens, "{:,}") for arm in arms],
+        "tokens received": [number(arm.completion_tokens, "{:,}") for arm in arms],
+        "first token": [number(arm.first_token_seconds, "{:.2f} s") for arm in arms],
+        "whole answer": [number(arm.seconds, "{:.2f} s") for arm in arms],
+        "tokens/s": [number(arm.tokens_per_second, "{:.1f}") for arm in arms],
+    }
+
+
+def _counts(counts: Mapping[Any, int]) -> str:
+    return ", ".join(f"{count} {name}" for name, count in sorted(counts.items())) or "0"

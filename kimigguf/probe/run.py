@@ -1,0 +1,233 @@
+"""Asks all arms all questions, each call written down at once, so that an interrupted run goes on where it stopped."""
+
+import json
+import os
+import queue
+import threading
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import IO, Any, Final
+
+from pydantic import TypeAdapter, ValidationError
+
+from kimigguf.errors import MachineError, NetworkError, UsageError
+from kimigguf.events import Listener, Notice, Step
+from kimigguf.probe.calls import Arm, Call, Fault, FaultKind
+from kimigguf.probe.client import Asker, Endpoint, stopped
+from kimigguf.probe.suites import Item, Suite
+
+_CALLS: Final = "calls.jsonl"
+_RUN: Final = "run.json"
+_FAILURES_AT_FIRST: Final = 3
+_LINES_PER_RUN: Final = 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Side:
+    """One side of the comparison, ready to be asked."""
+
+    endpoint: Endpoint
+    asker: Asker
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """One question for one arm."""
+
+    arm: Arm
+    item: Item
+    repeat: int
+
+    @property
+    def key(self) -> tuple[str, str, int]:
+        return self.arm, self.item.id, self.repeat
+
+
+def jobs(suite: Suite, repeats: int) -> tuple[Job, ...]:
+    """All questions, the arms side by side, so that a run that stops early has asked all of them the same."""
+    return tuple(
+        Job(arm=arm, item=item, repeat=repeat) for repeat in range(repeats) for item in suite.items for arm in Arm
+    )
+
+
+def run(
+    suite: Suite,
+    candidate: Side,
+    reference: Side,
+    *,
+    repeats: int,
+    parallel: int,
+    max_tokens: int | None,
+    store: "Store",
+    listen: Listener,
+) -> tuple[Call, ...]:
+    """Ask everything that is not in ``store`` yet; ``parallel`` questions at once for each arm.
+
+    Raises:
+        NetworkError: ``key-refused`` or ``no-replies``: asking on would be pointless.
+        MachineError: The folder of the run cannot be written.
+    """
+    done = {(call.arm, call.item, call.repeat): call for call in store.calls}
+    left = [job for job in jobs(suite, repeats) if job.key not in done]
+    if done:
+        listen(Notice(text=f"{len(done)} calls were made before and are kept"))
+    failed = Counter[Arm]()
+    enough = min(_FAILURES_AT_FIRST, len(suite.items) * repeats)
+    sides = {Arm.CANDIDATE: candidate, Arm.REFERENCE: reference, Arm.REFERENCE_AGAIN: reference}
+    for index, call in enumerate(
+        _answers(left, sides, parallel=parallel, max_tokens=max_tokens or suite.max_tokens), 1
+    ):
+        outcome = call.outcome
+        if isinstance(outcome, Fault):
+            listen(Notice(text=f"{call.arm}: {call.item}: {outcome.kind}: {outcome.text[:120]}"))
+            failed[call.arm] += 1
+            side = sides[call.arm].endpoint
+            if outcome.kind is FaultKind.KEY:
+                raise stopped(side.role, side.url, outcome)
+            if failed[call.arm] >= enough and not _answered(call.arm, done.values()):
+                raise _no_replies(call.arm, side, outcome, failed[call.arm])
+        store.add(call)
+        done[call.arm, call.item, call.repeat] = call
+        if index % max(1, len(left) // _LINES_PER_RUN) == 0 or index == len(left):
+            listen(Step(text=f"{index} of {len(left)} calls"))
+    return tuple(done[job.key] for job in jobs(suite, repeats) if job.key in done)
+
+
+def _answered(arm: Arm, calls: Iterable[Call]) -> bool:
+    return any(call.arm is arm and not isinstance(call.outcome, Fault) for call in calls)
+
+
+def _no_replies(arm: Arm, endpoint: Endpoint, fault: Fault, failed: int) -> NetworkError:
+    """An arm has only failed so far: the others would work for nothing."""
+    return NetworkError(
+        f"the {arm} at {endpoint.url} gave no reply to {failed} questions",
+        code="no-replies",
+        cause=f"{fault.kind}: {fault.text}",
+        hint=f"curl {endpoint.url}/models",
+    )
+
+
+def _answers(
+    left: Sequence[Job], sides: Mapping[Arm, Side], *, parallel: int, max_tokens: int | None
+) -> Iterator[Call]:
+    """The calls, as they come in.
+
+    The workers are daemon threads: a Ctrl-C must not wait for an answer that may take another ten minutes.
+    """
+    waiting: dict[Arm, queue.SimpleQueue[Job]] = {arm: queue.SimpleQueue() for arm in Arm}
+    for job in left:
+        waiting[job.arm].put(job)
+    finished: queue.SimpleQueue[Call | BaseException] = queue.SimpleQueue()
+    stop = threading.Event()
+
+    def work(arm: Arm) -> None:
+        side = sides[arm]
+        while not stop.is_set():
+            try:
+                job = waiting[arm].get_nowait()
+            except queue.Empty:
+                return
+            try:
+                outcome = side.asker.ask(side.endpoint, job.item, job.item.max_tokens or max_tokens)
+                finished.put(Call(arm=arm, item=job.item.id, repeat=job.repeat, outcome=outcome))
+            except BaseException as error:  # noqa: BLE001 -- a bug in a thread must show in the main one
+                finished.put(error)
+                return
+
+    for arm in Arm:
+        for number in range(parallel):
+            threading.Thread(target=work, args=(arm,), daemon=True, name=f"ask-{arm}-{number}").start()
+    try:
+        for _ in left:
+            got = finished.get()
+            if isinstance(got, BaseException):
+                raise got
+            yield got
+    finally:
+        stop.set()
+
+
+class Store:
+    """The calls of a run, in a folder as they are made, or (``folder`` None) only in memory."""
+
+    def __init__(self, calls: Iterable[Call] = (), stream: IO[str] | None = None) -> None:
+        self.calls = tuple(calls)
+        self._stream = stream
+
+    def add(self, call: Call) -> None:
+        """Write a call down before anything is made of it; a fault is not kept, for the next run asks again."""
+        if self._stream is None or isinstance(call.outcome, Fault):
+            return
+        try:
+            self._stream.write(json.dumps(asdict(call), ensure_ascii=False) + "\n")
+            self._stream.flush()
+            os.fsync(self._stream.fileno())
+        except OSError as error:
+            raise MachineError(
+                "the call cannot be written down", code="cannot-write", cause=error.strerror, hint="df -h ."
+            ) from error
+
+
+@contextmanager
+def open_store(folder: Path | None, settings: Mapping[str, Any]) -> Iterator[Store]:
+    """The store in ``folder``; what an earlier run with the same ``settings`` left there is taken over.
+
+    Raises:
+        UsageError: ``other-run`` where the folder holds a run with other settings, ``bad-run`` where it is none.
+        MachineError: ``cannot-write``.
+    """
+    if folder is None:
+        yield Store()
+        return
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        _check_settings(folder / _RUN, dict(settings))
+        calls = _read(folder / _CALLS)
+        stream = (folder / _CALLS).open("a", encoding="utf-8")
+    except OSError as error:
+        raise MachineError(
+            f"cannot write to {folder}", code="cannot-write", cause=error.strerror, hint="choose another --out DIR"
+        ) from error
+    with stream:
+        yield Store(calls, stream)
+
+
+def _check_settings(path: Path, settings: dict[str, Any]) -> None:
+    if not path.exists():
+        path.write_text(json.dumps(settings, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        return
+    try:
+        before = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UsageError(
+            f"{path} is no run of this program", code="bad-run", hint="choose another --out DIR"
+        ) from error
+    other = sorted(key for key in settings.keys() | before.keys() if settings.get(key) != before.get(key))
+    if other:
+        raise UsageError(
+            f"{path.parent} holds a run with another {', '.join(other)}",
+            code="other-run",
+            hint="choose another --out DIR, or give the same settings to go on with it",
+        )
+
+
+def _read(path: Path) -> list[Call]:
+    """The calls of a file; a last line that a kill cut off is dropped, so that the next one starts on its own."""
+    if not path.exists():
+        return []
+    data = path.read_bytes()
+    whole, _, rest = data.rpartition(b"\n")
+    if rest:
+        os.truncate(path, len(data) - len(rest))
+    adapter = TypeAdapter(Call)
+    try:
+        return [adapter.validate_json(line) for line in whole.splitlines() if line.strip()]
+    except ValidationError as error:
+        raise _no_run(path) from error
+
+
+def _no_run(path: Path) -> UsageError:
+    return UsageError(f"{path} is no record of this program", code="bad-run", hint="choose another --out DIR")

@@ -1,0 +1,274 @@
+"""From calls to a report. Pure: the same calls always make the same report.
+
+Three things are compared, each per item, averaged over its repeats and then over the variants of its template, so that
+what is alike counts once: whether the answer is right, whether it is what the reference answers, and whether there is
+an answer at all. Each is set against what the reference shows against itself.
+"""
+
+import math
+import statistics
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from kimigguf.probe.calls import Arm, Call, Fault, FaultKind, Reply, Shape
+from kimigguf.probe.checkers import meaning, right
+from kimigguf.probe.intervals import FAMILY_ERROR, Interval, Verdict, interval, judge
+from kimigguf.probe.suites import Item, Suite
+
+COUNTED: Final = {Shape.ANSWERED, Shape.EMPTY, Shape.CUT_OFF}
+"""Replies that can be right or wrong. A cut-off thought, a tool call and a filter's veto are no answers to judge."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Round:
+    """One repeat of one item: the three arms' replies, None for one that has none."""
+
+    item: Item
+    candidate: Reply | None
+    reference: Reply | None
+    again: Reply | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArmSummary:
+    """What one arm did. Rates and times are medians over its replies, None where nothing was measured."""
+
+    arm: Arm
+    calls: int
+    shapes: Mapping[Shape, int]
+    faults: Mapping[FaultKind, int]
+    finish_reasons: Mapping[str, int]
+    right: int
+    checked: int
+    with_thinking: int
+    prompt_tokens: int | None
+    completion_tokens: int | None
+    first_token_seconds: float | None
+    seconds: float | None
+    tokens_per_second: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Metric:
+    """One comparison. ``noise`` is the reference's own difference from itself, on the same items.
+
+    ``difference`` is candidate less reference; ``more_needed`` how many more items would settle an open verdict.
+    """
+
+    name: str
+    candidate: float | None
+    reference: float | None
+    noise: float | None
+    items: int
+    difference: Interval | None
+    verdict: Verdict
+    more_needed: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ItemResult:
+    """One item in one repeat, for a reader: was it right, and did it say the same."""
+
+    item: str
+    category: str
+    repeat: int
+    candidate_right: bool | None
+    reference_right: bool | None
+    same: bool | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scores:
+    """The whole comparison. ``tolerance`` is the difference that a user still calls the same."""
+
+    suite: str
+    suite_sha256: str
+    items: int
+    repeats: int
+    tolerance: float
+    arms: tuple[ArmSummary, ...]
+    metrics: tuple[Metric, ...]
+    results: tuple[ItemResult, ...]
+
+    @property
+    def verdict(self) -> Verdict:
+        """The worst that a metric says."""
+        verdicts = {metric.verdict for metric in self.metrics}
+        for verdict in (Verdict.WORSE, Verdict.UNKNOWN, Verdict.NOT_ENOUGH):
+            if verdict in verdicts:
+                return verdict
+        return Verdict.SAME
+
+
+def score(suite: Suite, calls: Iterable[Call], *, tolerance: float) -> Scores:
+    """Compare the candidate with the reference."""
+    calls = tuple(calls)
+    rounds = _rounds(suite, calls)
+    measures = {"same answer as the reference": _same_pair, "answered at all": _any_pair}
+    if any(item.check is not None for item in suite.items):
+        measures = {"right answers": _right_pair, **measures}
+    level = 1 - FAMILY_ERROR / len(measures)
+    return Scores(
+        suite=suite.name,
+        suite_sha256=suite.sha256,
+        items=len(suite.items),
+        repeats=max((call.repeat for call in calls), default=-1) + 1,
+        tolerance=tolerance,
+        arms=tuple(_summary(arm, suite, [call for call in calls if call.arm is arm]) for arm in Arm),
+        metrics=tuple(_metric(name, pair, rounds, tolerance, level) for name, pair in measures.items()),
+        results=tuple(_result(one, repeat) for repeat, one in rounds),
+    )
+
+
+def _rounds(suite: Suite, calls: Sequence[Call]) -> list[tuple[int, Round]]:
+    replies = {(call.item, call.repeat, call.arm): call.outcome for call in calls if isinstance(call.outcome, Reply)}
+    repeats = sorted({call.repeat for call in calls})
+
+    def reply(item: Item, repeat: int, arm: Arm) -> Reply | None:
+        found = replies.get((item.id, repeat, arm))
+        return found if isinstance(found, Reply) and found.shape in COUNTED else None
+
+    return [
+        (
+            repeat,
+            Round(
+                item=item,
+                candidate=reply(item, repeat, Arm.CANDIDATE),
+                reference=reply(item, repeat, Arm.REFERENCE),
+                again=reply(item, repeat, Arm.REFERENCE_AGAIN),
+            ),
+        )
+        for item in suite.items
+        for repeat in repeats
+    ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Pair:
+    """One round's values: the candidate's, the reference's, and the reference's second answer's."""
+
+    candidate: float
+    reference: float
+    noise: float
+
+
+def _right_pair(one: Round) -> _Pair | None:
+    if one.item.check is None or one.candidate is None or one.reference is None or one.again is None:
+        return None
+    candidate, reference, again = (_is_right(one.item, r) for r in (one.candidate, one.reference, one.again))
+    return _Pair(candidate=candidate, reference=(reference + again) / 2, noise=again - reference)
+
+
+def _is_right(item: Item, reply: Reply) -> float:
+    return float(reply.shape is Shape.ANSWERED and right(item, reply.content) is True)
+
+
+def _same_pair(one: Round) -> _Pair | None:
+    if one.candidate is None or one.reference is None or one.again is None:
+        return None
+    candidate, reference, again = (
+        meaning(one.item.check, r.content) for r in (one.candidate, one.reference, one.again)
+    )
+    itself = float(reference == again)
+    return _Pair(
+        candidate=(float(candidate == reference) + float(candidate == again)) / 2, reference=itself, noise=1 - itself
+    )
+
+
+def _any_pair(one: Round) -> _Pair | None:
+    if one.candidate is None or one.reference is None or one.again is None:
+        return None
+    candidate, reference, again = (float(bool(r.content.strip())) for r in (one.candidate, one.reference, one.again))
+    return _Pair(candidate=candidate, reference=(reference + again) / 2, noise=again - reference)
+
+
+def _metric(
+    name: str,
+    measure: Callable[[Round], _Pair | None],
+    rounds: Sequence[tuple[int, Round]],
+    tolerance: float,
+    level: float,
+) -> Metric:
+    pairs: dict[str, list[_Pair]] = defaultdict(list)
+    clusters: dict[str, set[str]] = defaultdict(set)
+    for _, one in rounds:
+        pair = measure(one)
+        if pair is not None:
+            pairs[one.item.id].append(pair)
+            clusters[one.item.template or one.item.id].add(one.item.id)
+
+    def mean(item: str, value: Callable[[_Pair], float]) -> float:
+        return statistics.fmean(value(pair) for pair in pairs[item])
+
+    def over_clusters(value: Callable[[_Pair], float]) -> list[float]:
+        return [statistics.fmean(mean(item, value) for item in sorted(items)) for items in clusters.values()]
+
+    found = interval(over_clusters(lambda pair: pair.candidate - pair.reference), level=level)
+    verdict, more = judge(found, tolerance)
+    return Metric(
+        name=name,
+        candidate=_mean(over_clusters(lambda pair: pair.candidate)),
+        reference=_mean(over_clusters(lambda pair: pair.reference)),
+        noise=_mean([abs(value) for value in over_clusters(lambda pair: pair.noise)]),
+        items=len(pairs),
+        difference=found,
+        verdict=verdict if pairs else Verdict.UNKNOWN,
+        more_needed=more,
+    )
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return statistics.fmean(values) if values else None
+
+
+def _result(one: Round, repeat: int) -> ItemResult:
+    def judged(reply: Reply | None) -> bool | None:
+        return None if reply is None or one.item.check is None else bool(_is_right(one.item, reply))
+
+    same = None
+    if one.candidate is not None and one.reference is not None:
+        check = one.item.check
+        same = meaning(check, one.candidate.content) == meaning(check, one.reference.content)
+    return ItemResult(
+        item=one.item.id,
+        category=one.item.category,
+        repeat=repeat,
+        candidate_right=judged(one.candidate),
+        reference_right=judged(one.reference),
+        same=same,
+    )
+
+
+def _summary(arm: Arm, suite: Suite, calls: Sequence[Call]) -> ArmSummary:
+    items = {item.id: item for item in suite.items}
+    replies = [(items[call.item], call.outcome) for call in calls if isinstance(call.outcome, Reply)]
+    faults = Counter(call.outcome.kind for call in calls if isinstance(call.outcome, Fault))
+    checked = [(item, reply) for item, reply in replies if item.check is not None and reply.shape in COUNTED]
+    only = [reply for _, reply in replies]
+    return ArmSummary(
+        arm=arm,
+        calls=len(calls),
+        shapes=dict(Counter(reply.shape for reply in only)),
+        faults=dict(faults),
+        finish_reasons=dict(Counter(reply.finish_reason or "none" for reply in only)),
+        right=sum(int(_is_right(item, reply)) for item, reply in checked),
+        checked=len(checked),
+        with_thinking=sum(bool(reply.thinking.strip()) for reply in only),
+        prompt_tokens=_sum(reply.prompt_tokens for reply in only),
+        completion_tokens=_sum(reply.completion_tokens for reply in only),
+        first_token_seconds=_median(reply.first_token_seconds for reply in only),
+        seconds=_median(reply.seconds for reply in only),
+        tokens_per_second=_median(reply.tokens_per_second for reply in only),
+    )
+
+
+def _median(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None and math.isfinite(value)]
+    return statistics.median(known) if known else None
+
+
+def _sum(values: Iterable[int | None]) -> int | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None

@@ -1,0 +1,119 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fakes.openai_endpoint import Refuse, Say, serve
+
+from kimigguf.cli.app import App, run
+from kimigguf.cli.show import Show
+from kimigguf.errors import ExitCode
+
+
+def call(*arguments: str) -> int:
+    return run(["quality-probe", *arguments], App(show=Show(), environ={}))
+
+
+@pytest.fixture
+def suite(tmp_path: Path) -> str:
+    lines = [
+        json.dumps({"id": f"i{n}", "prompt": f"{n}+{n}?", "check": {"kind": "number", "value": 2 * n}})
+        for n in range(90)
+    ]
+    path = tmp_path / "sums.jsonl"
+    path.write_text("\n".join(lines))
+    return str(path)
+
+
+def sums(body: dict[str, Any], _number: int = 0) -> Say:
+    return Say(content=str(2 * int(body["messages"][0]["content"].split("+")[0])), thinking="add them")
+
+
+def wrong(body: dict[str, Any], number: int) -> Say:
+    return Say(content="12345") if number % 2 else sums(body)
+
+
+def test_the_same_model_on_both_sides_is_the_same(suite: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with serve(sums) as candidate, serve(sums) as reference:
+        sides = ["--candidate", candidate.url, "--reference", reference.url]
+        assert call(*sides, "--suite", suite, "--parallel", "4", "--tolerance", "0.1") == ExitCode.DONE
+    shown = capsys.readouterr()
+    assert "the same within noise" in shown.out
+    assert "90 of 90" in shown.out
+    assert "270 of 270 calls" in shown.err
+
+
+def test_a_worse_candidate_is_exit_1_and_json_says_by_how_much(suite: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with serve(wrong) as candidate, serve(sums) as reference:
+        sides = ["--candidate", candidate.url, "--reference", reference.url]
+        assert call(*sides, "--suite", suite, "--parallel", "4", "--json") == ExitCode.ANSWERED_NO
+    answer = json.loads(capsys.readouterr().out)
+    assert (answer["schema"], answer["verdict"]) == ("kimigguf.quality-probe/1", "worse")
+    first = answer["metrics"][0]
+    assert first["name"] == "right answers"
+    assert first["difference"]["high"] < -0.3
+    assert answer["arms"][0]["right"] == 45
+    assert answer["arms"][1]["right_interval_95"][0] > 0.9
+    assert answer["suite"]["items"] == 90
+    assert len(answer["items"]) == 90
+
+
+def test_too_few_questions_are_said_to_be_too_few(suite: str, capsys: pytest.CaptureFixture[str]) -> None:
+    few = Path(suite).with_name("few.jsonl")
+    few.write_text("\n".join(Path(suite).read_text().splitlines()[:5]))
+    with serve(sums) as candidate, serve(sums) as reference:
+        sides = ["--candidate", candidate.url, "--reference", reference.url]
+        assert call(*sides, "--suite", str(few)) == ExitCode.DONE
+    out = capsys.readouterr().out
+    assert "not enough samples" in out
+    assert "more items would tell" in " ".join(out.split())
+
+
+def test_a_reference_that_never_answers_is_a_network_error_not_a_verdict(
+    suite: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with (
+        serve(sums) as candidate,
+        serve(lambda _body, _n: Refuse(status=400, message="temperature is pinned")) as reference,
+    ):
+        sides = ["--candidate", candidate.url, "--reference", reference.url]
+        assert call(*sides, "--suite", suite, "--temperature", "0.5", "--json") == ExitCode.NETWORK
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    error = json.loads(shown.err.splitlines()[-1])
+    assert error["code"] == "no-replies"
+    assert "temperature is pinned" in error["cause"]
+
+
+def test_a_run_folder_makes_the_second_run_free(suite: str, tmp_path: Path) -> None:
+    with serve(sums) as candidate, serve(sums) as reference:
+        arguments = ["--candidate", candidate.url, "--reference", reference.url, "--suite", suite, "--quiet"]
+        assert call(*arguments, "--out", str(tmp_path / "out")) == ExitCode.DONE
+        asked = len(candidate.bodies) + len(reference.bodies)
+        assert call(*arguments, "--out", str(tmp_path / "out")) == ExitCode.DONE
+        assert len(candidate.bodies) + len(reference.bodies) == asked == 270
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--candidate", "ftp://x", "--reference", ":1"],
+        ["--candidate", ":1"],
+        ["--candidate", ":1", "--reference", ":1", "--suite", "nosuch"],
+        ["--candidate", ":1", "--reference", ":1", "--repeat", "0"],
+    ],
+)
+def test_bad_arguments_are_exit_2(arguments: list[str]) -> None:
+    assert call(*arguments) == ExitCode.USAGE
+
+
+def test_nobody_there_is_exit_4(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call("--candidate", "127.0.0.1:9", "--reference", "127.0.0.1:9") == ExitCode.NETWORK
+    assert "curl http://127.0.0.1:9/v1/models" in capsys.readouterr().err
+
+
+def test_the_help_shows_an_example_and_where_keys_come_from(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call("--help") == ExitCode.DONE
+    out = capsys.readouterr().out
+    assert "kimigguf quality-probe --candidate" in out
+    assert "KIMIGGUF_REFERENCE_API_KEY" in out

@@ -1,0 +1,154 @@
+"""An OpenAI-compatible chat endpoint on loopback that answers as a function says, and fails as it says."""
+
+import contextlib
+import json
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Say:
+    """A streamed answer. ``cut``: the connection ends before the finish reason. ``usage`` False: no token counts."""
+
+    content: str = ""
+    thinking: str = ""
+    finish_reason: str = "stop"
+    tool_calls: int = 0
+    cut: bool = False
+    usage: bool = True
+    stall_seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refuse:
+    """An HTTP error instead of an answer."""
+
+    status: int
+    message: str = "no"
+    retry_after: str | None = None
+
+
+Answer = Callable[[dict[str, Any], int], Say | Refuse]
+"""From the request's body, and how many chat requests came before it."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Endpoint:
+    url: str
+    answer: Answer
+    models: tuple[str, ...] = ("k3",)
+    lists_models: bool = True
+    bodies: list[dict[str, Any]] = field(default_factory=list)
+    keys: list[str] = field(default_factory=list)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    endpoint: Endpoint
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 -- the base class names it so
+        pass
+
+    def do_GET(self) -> None:
+        if self.path != "/v1/models" or not self.endpoint.lists_models:
+            self._error(Refuse(status=404, message="not here"))
+            return
+        data = [{"id": name, "object": "model", "created": 0, "owned_by": "test"} for name in self.endpoint.models]
+        self._send(200, json.dumps({"object": "list", "data": data}).encode())
+
+    def do_POST(self) -> None:
+        endpoint = self.endpoint
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        with endpoint.lock:
+            number = len(endpoint.bodies)
+            endpoint.bodies.append(body)
+            endpoint.keys.append(self.headers.get("Authorization", ""))
+        said = endpoint.answer(body, number)
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            if isinstance(said, Refuse):
+                self._error(said)
+            else:
+                self._stream(said, with_usage=(body.get("stream_options") or {}).get("include_usage", False))
+
+    def _error(self, refuse: Refuse) -> None:
+        extra = {"Retry-After": refuse.retry_after} if refuse.retry_after else {}
+        self._send(
+            refuse.status, json.dumps({"error": {"message": refuse.message, "code": refuse.status}}).encode(), extra
+        )
+
+    def _send(self, status: int, data: bytes, extra: dict[str, str] | None = None) -> None:
+        self.send_response(status)
+        for name, value in {
+            "Content-Type": "application/json",
+            "Content-Length": str(len(data)),
+            **(extra or {}),
+        }.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(data)
+
+    def _stream(self, said: Say, *, with_usage: bool) -> None:
+        self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream")
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        pieces: list[dict[str, Any]] = [{"role": "assistant"}]
+        pieces += [{"reasoning_content": word} for word in re.findall(r"\s*\S+\s*", said.thinking)]
+        pieces += [{"content": part} for part in (said.content[:5], said.content[5:]) if part]
+        pieces += [
+            {
+                "tool_calls": [
+                    {"index": n, "id": f"c{n}", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+                ]
+            }
+            for n in range(said.tool_calls)
+        ]
+        for piece in pieces:
+            self._event({"choices": [{"index": 0, "delta": piece, "finish_reason": None}]})
+        time.sleep(said.stall_seconds)
+        if said.cut:
+            self.close_connection = True
+            self.connection.close()
+            return
+        self._event({"choices": [{"index": 0, "delta": {}, "finish_reason": said.finish_reason}]})
+        if with_usage and said.usage:
+            tokens = len((said.thinking + " " + said.content).split())
+            usage = {"prompt_tokens": 11, "completion_tokens": tokens, "total_tokens": 11 + tokens}
+            self._event({"choices": [], "usage": usage})
+        self._chunk(b"data: [DONE]\n\n")
+        self._chunk(b"")
+
+    def _event(self, value: dict[str, Any]) -> None:
+        whole = {"id": "x", "object": "chat.completion.chunk", "created": 0, "model": "k3", **value}
+        self._chunk(b"data: " + json.dumps(whole).encode() + b"\n\n")
+
+    def _chunk(self, data: bytes) -> None:
+        self.wfile.write(f"{len(data):x}\r\n".encode() + data + b"\r\n")
+        self.wfile.flush()
+
+
+class _Server(ThreadingHTTPServer):
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A caller that hangs up is what some tests are about."""
+
+
+@contextlib.contextmanager
+def serve(answer: Answer, **told: Any) -> Iterator[Endpoint]:
+    """Answer on a free port; ``told`` sets attributes of :class:`Endpoint`."""
+    server = _Server(("127.0.0.1", 0), type("Handler", (_Handler,), {}))
+    endpoint = Endpoint(url=f"http://127.0.0.1:{server.server_port}", answer=answer, **told)
+    server.RequestHandlerClass.endpoint = endpoint  # type: ignore[attr-defined]  # the class made above has it
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,))
+    thread.start()
+    try:
+        yield endpoint
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()

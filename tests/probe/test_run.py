@@ -1,0 +1,155 @@
+import json
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import pytest
+from fakes.openai_endpoint import Endpoint, Refuse, Say, serve
+
+from kimigguf.errors import MachineError, NetworkError, UsageError
+from kimigguf.events import Event, ignore
+from kimigguf.probe.calls import Arm, Fault, FaultKind
+from kimigguf.probe.client import Asker, Settings
+from kimigguf.probe.run import Side, Store, jobs, open_store, run
+from kimigguf.probe.suites import Item, Number, Suite
+
+SUITE = Suite(
+    name="sums",
+    items=tuple(Item(id=f"i{n}", prompt=f"{n}+{n}?", check=Number(value=2 * n)) for n in range(6)),
+    max_tokens=64,
+)
+SETTINGS = {"suite_sha256": "0" * 64, "candidate": ["http://c/v1", "k3"]}
+
+
+def sums(body: dict[str, object], _number: int) -> Say:
+    question = str(body["messages"][0]["content"])  # type: ignore[index]  # the body is JSON
+    return Say(content=str(2 * int(question.split("+", maxsplit=1)[0])))
+
+
+@contextmanager
+def sides(candidate: Endpoint, reference: Endpoint, tries: int = 1) -> Iterator[tuple[Side, Side]]:
+    settings = Settings(timeout_seconds=5, tries=tries)
+    with (
+        closing(Asker("candidate", candidate.url, {}, settings, sleep=lambda _s: None)) as left,
+        closing(Asker("reference", reference.url, {}, settings, sleep=lambda _s: None)) as right,
+    ):
+        yield Side(asker=left, endpoint=left.endpoint(None)), Side(asker=right, endpoint=right.endpoint(None))
+
+
+def test_every_arm_is_asked_every_question_as_often_as_wanted() -> None:
+    with serve(sums) as candidate, serve(sums) as reference, sides(candidate, reference) as (left, right):
+        calls = run(SUITE, left, right, repeats=2, parallel=2, max_tokens=None, store=Store(), listen=ignore)
+    assert [(call.arm, call.item, call.repeat) for call in calls] == [job.key for job in jobs(SUITE, 2)]
+    assert (len(candidate.bodies), len(reference.bodies)) == (12, 24)
+    assert {body["max_tokens"] for body in candidate.bodies} == {64}
+
+
+def test_a_run_that_was_stopped_goes_on_and_asks_nothing_twice(tmp_path: Path) -> None:
+    with serve(sums) as candidate, serve(sums) as reference, sides(candidate, reference) as (left, right):
+        with open_store(tmp_path / "out", SETTINGS) as store:
+            first = run(SUITE, left, right, repeats=1, parallel=1, max_tokens=None, store=store, listen=ignore)
+        record = tmp_path / "out" / "calls.jsonl"
+        lines = record.read_text().splitlines(keepends=True)
+        record.write_text("".join(lines[:7]) + lines[7][:40])  # killed while the eighth was written
+        asked = len(candidate.bodies) + len(reference.bodies)
+        with open_store(tmp_path / "out", SETTINGS) as store:
+            assert len(store.calls) == 7
+            again = run(SUITE, left, right, repeats=1, parallel=1, max_tokens=None, store=store, listen=ignore)
+        assert len(candidate.bodies) + len(reference.bodies) - asked == 18 - 7
+    assert [(call.arm, call.item) for call in again] == [(call.arm, call.item) for call in first]
+    assert len(record.read_text().splitlines()) == 18
+    assert all(json.loads(line) for line in record.read_text().splitlines())
+
+
+def test_a_fault_is_not_kept_so_that_the_next_run_asks_again(tmp_path: Path) -> None:
+    said: list[Event] = []
+    with (
+        serve(lambda body, n: Refuse(status=500) if n == 0 else sums(body, n)) as candidate,
+        serve(sums) as reference,
+        sides(candidate, reference) as (left, right),
+    ):
+        with open_store(tmp_path / "out", SETTINGS) as store:
+            calls = run(SUITE, left, right, repeats=1, parallel=1, max_tokens=None, store=store, listen=said.append)
+        faults = [call for call in calls if isinstance(call.outcome, Fault)]
+        assert [(call.arm, call.item) for call in faults] == [(Arm.CANDIDATE, "i0")]
+        assert any("server-error" in str(event) for event in said)
+        with open_store(tmp_path / "out", SETTINGS) as store:
+            calls = run(SUITE, left, right, repeats=1, parallel=1, max_tokens=None, store=store, listen=ignore)
+        assert not any(isinstance(call.outcome, Fault) for call in calls)
+
+
+def test_a_refused_key_stops_everything_and_names_its_variable() -> None:
+    with (
+        serve(sums) as candidate,
+        serve(lambda _body, _n: Refuse(status=401)) as reference,
+        sides(candidate, reference) as (left, right),
+        pytest.raises(NetworkError) as error,
+    ):
+        run(SUITE, left, right, repeats=1, parallel=1, max_tokens=None, store=Store(), listen=ignore)
+    assert error.value.code == "key-refused"
+    assert "KIMIGGUF_REFERENCE_API_KEY" in (error.value.hint or "")
+    assert len(reference.bodies) < 12
+
+
+def test_a_folder_with_another_run_is_not_mixed_with_this_one(tmp_path: Path) -> None:
+    with open_store(tmp_path / "out", SETTINGS):
+        pass
+    with (
+        pytest.raises(UsageError, match="another candidate"),
+        open_store(tmp_path / "out", {**SETTINGS, "candidate": []}),
+    ):
+        pass
+
+
+@pytest.mark.parametrize("name", ["run.json", "calls.jsonl"])
+def test_a_folder_with_something_else_is_refused(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("not ours\n")
+    with pytest.raises(UsageError) as error, open_store(tmp_path, SETTINGS):
+        pass
+    assert error.value.code == "bad-run"
+    assert (tmp_path / name).read_text() == "not ours\n"
+
+
+def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(MachineError) as error, open_store(tmp_path / "file" / "out", SETTINGS):
+        pass
+    assert error.value.code == "cannot-write"
+
+
+def test_a_bug_in_a_thread_shows_and_hangs_nothing() -> None:
+    with serve(sums) as candidate, serve(sums) as reference, sides(candidate, reference) as (left, right):
+
+        class Broken(Asker):
+            def __init__(self) -> None:
+                pass
+
+            def ask(self, *_args: object) -> Fault:
+                raise ZeroDivisionError
+
+        broken = Side(asker=Broken(), endpoint=left.endpoint)
+        with pytest.raises(ZeroDivisionError):
+            run(SUITE, broken, right, repeats=1, parallel=1, max_tokens=None, store=Store(), listen=ignore)
+
+
+def test_a_fault_is_still_a_call_in_the_report() -> None:
+    with (
+        serve(lambda body, n: Refuse(status=429) if n % 2 else sums(body, n)) as candidate,
+        serve(sums) as reference,
+        sides(candidate, reference) as (left, right),
+    ):
+        calls = run(SUITE, left, right, repeats=1, parallel=1, max_tokens=None, store=Store(), listen=ignore)
+    kinds = [call.outcome.kind for call in calls if isinstance(call.outcome, Fault)]
+    assert (len(calls), kinds) == (18, [FaultKind.RATE_LIMIT] * 3)
+
+
+def test_an_arm_that_only_fails_ends_the_run_before_the_others_have_worked_for_nothing() -> None:
+    with (
+        serve(sums) as candidate,
+        serve(lambda _body, _n: Refuse(status=400, message="temperature is pinned")) as reference,
+        sides(candidate, reference) as (left, right),
+        pytest.raises(NetworkError, match="gave no reply") as error,
+    ):
+        run(SUITE, left, right, repeats=20, parallel=1, max_tokens=None, store=Store(), listen=ignore)
+    assert "temperature is pinned" in (error.value.cause or "")
+    assert len(reference.bodies) < 20
