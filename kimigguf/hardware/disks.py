@@ -32,7 +32,7 @@ _NETWORK_FUSE: Final = frozenset({
 })  # fmt: skip
 _SMALLEST_BYTES: Final = 32 * GIB
 """Below this a file system other than the root holds no quant's first shards; boot and recovery partitions."""
-_BOOT: Final = re.compile(r"/(boot|efi|snap|var/lib/docker|var/lib/containers|run|dev|proc|sys)(/|$)")
+_BOOT: Final = re.compile(r"/(boot|efi|snap|var/lib/docker/.|var/lib/containers/.|run(?!/media/)|dev|proc|sys)(/|$)")
 _SLOWEST_FIRST: Final = (DiskKind.HDD, DiskKind.NETWORK, DiskKind.SSD, DiskKind.NVME)
 _NETWORK_MODELS: Final = re.compile(r"Amazon Elastic Block Store|nvme_card-pd|PersistentDisk|MSFT NVMe Accelerator")
 _VIRTUAL_MODELS: Final = re.compile(r"QEMU|VMware|Virtual|VBOX|Msft", re.IGNORECASE)
@@ -174,7 +174,7 @@ def classify(
     if "/session" in folder or name.startswith(("nbd", "rbd", "drbd")):
         return DiskKind.NETWORK, None
     if _VIRTUAL_NAMES.match(name) or (model is not None and _VIRTUAL_MODELS.search(model)):
-        return None, f"{name} is a virtual disk: what is under it is the hypervisor's secret"
+        return None, f"{name} is a virtual disk; what lies under it only the hypervisor knows"
     if rotational is None:
         return None, f"/sys does not tell whether {name} turns"
     return (DiskKind.HDD if rotational else DiskKind.SSD), None

@@ -8,10 +8,12 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from io import RawIOBase
 from pathlib import Path
 from typing import Final, TypeAlias
 
 _MAX_TEXT_BYTES: Final = 8 << 20
+_READ_BYTES: Final = 64 << 10
 COMMAND_LIMIT_SECONDS: Final = 0.9
 
 
@@ -66,6 +68,14 @@ def file_system_size(mount: str) -> FileSystemSize:
     return FileSystemSize(total_bytes=info.f_blocks * info.f_frsize, free_bytes=info.f_bavail * info.f_frsize)
 
 
+def _read(file: RawIOBase) -> bytes:
+    """All of a file in small reads: /proc/sys refuses a read of 4 MiB and more, and small ones lose nothing."""
+    parts: list[bytes] = []
+    while sum(map(len, parts)) < _MAX_TEXT_BYTES and (part := file.read(_READ_BYTES)):
+        parts.append(part)
+    return b"".join(parts)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Host:
     """A machine's files, commands and environment. ``system`` is ``sys.platform``'s name for it."""
@@ -83,8 +93,8 @@ class Host:
     def text(self, name: str) -> str | None:
         """The text of a file without the blanks around it; None where it cannot be read."""
         try:
-            with self.path(name).open("rb") as file:
-                return file.read(_MAX_TEXT_BYTES).decode("utf-8", errors="replace").strip(" \t\r\n\0")
+            with self.path(name).open("rb", buffering=0) as file:
+                return _read(file).decode("utf-8", errors="replace").strip(" \t\r\n\0")
         except OSError:
             return None
 

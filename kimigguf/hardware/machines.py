@@ -6,8 +6,11 @@ cards are written once.
 """
 
 import os
+import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
+from enum import StrEnum
+from itertools import groupby
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,6 +20,8 @@ from kimigguf.hardware.snapshot import Accelerator, Machine
 
 KIND: Final = "machines"
 _MAX_COUNT: Final = 1024
+_SILENT: Final = frozenset({"drivers", "unknown", "notices", "members"})
+"""Lists whose absence from a file says the same as an empty list."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,11 +46,15 @@ def machine_names(environ: Mapping[str, str] = os.environ) -> tuple[str, ...]:
 def load_machine(text: str, environ: Mapping[str, str] = os.environ) -> Machine:
     """The machine that ``text`` names: a machine file's path (with a slash or ending in .toml), else a profile's name.
 
+    A name that is no profile may still be a file in the current folder, as ``inspect --save box`` writes it.
+
     Raises:
         UsageError: ``unknown-profile`` with the nearest names, ``bad-profile`` naming file, key and allowed values.
     """
     looks_like_path = text.endswith(".toml") or "/" in text or os.sep in text
-    return load_file(Path(text).expanduser() if looks_like_path else profile_files.find(KIND, text, environ))
+    if looks_like_path or (text not in machine_names(environ) and Path(text).is_file()):
+        return load_file(Path(text).expanduser())
+    return load_file(profile_files.find(KIND, text, environ))
 
 
 def load_file(path: Path) -> Machine:
@@ -89,3 +98,61 @@ def _contradiction(machine: _MachineFile) -> str | None:
             if total is not None and part_of_it is not None and part_of_it > total:
                 return f"{where}.{key}: should not be above total_bytes"
     return None
+
+
+def to_data(machine: Machine) -> dict[str, Any]:
+    """A machine as JSON has it: every field by its name, null for unknown."""
+    return asdict(machine)
+
+
+def to_toml(machine: Machine) -> str:
+    """A machine as a file that ``load_file`` reads back to an equal one: no unknown fields, equal cards grouped."""
+    import tomli_w  # noqa: PLC0415 -- only when saving
+
+    data = to_data(machine)
+    if machine.accelerators is not None:
+        data["accelerators"] = [
+            _without_unknown(asdict(card)) | ({"count": count} if count > 1 else {})
+            for card, count in _runs(machine.accelerators)
+        ]
+    return tomli_w.dumps(_without_unknown(data))
+
+
+def _runs(cards: tuple[Accelerator, ...]) -> list[tuple[Accelerator, int]]:
+    """Neighbours that are equal in everything, as one with a count."""
+    return [(card, len(list(group))) for card, group in groupby(cards)]
+
+
+def _without_unknown(value: Any) -> Any:  # noqa: ANN401 -- walks the JSON form, whose values are of any type
+    """TOML has no null: what is unknown is not there. Tables that say nothing are left out with it."""
+    if isinstance(value, dict):
+        kept = {key: _without_unknown(inner) for key, inner in value.items() if inner is not None}
+        return {key: inner for key, inner in kept.items() if inner != {} and not (inner == [] and key in _SILENT)}
+    if isinstance(value, list | tuple):
+        return [_without_unknown(inner) for inner in value]
+    return value.value if isinstance(value, StrEnum) else value
+
+
+def save(machine: Machine, path: Path, *, overwrite: bool = False) -> None:
+    """Write a machine file: whole or not at all.
+
+    Raises:
+        UsageError: ``file-exists`` unless ``overwrite``, ``cannot-write`` with the system's reason.
+    """
+    comment = f"# Written by `kimigguf inspect --save`; use it with `--machine {shlex.quote(str(path))}`."
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        temporary.write_text(f"{comment}\n{to_toml(machine)}", encoding="utf-8")
+        if overwrite:
+            temporary.replace(path)
+        else:
+            # A hard link is the one way to give a name only if it is free, without a gap for another process.
+            path.hardlink_to(temporary)
+    except FileExistsError as error:
+        raise UsageError(
+            f"{path} exists", code="file-exists", hint="choose another name, or add --force to write over it"
+        ) from error
+    except OSError as error:
+        raise UsageError(f"cannot write {path}", code="cannot-write", cause=error.strerror) from error
+    finally:
+        temporary.unlink(missing_ok=True)

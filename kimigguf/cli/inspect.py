@@ -1,0 +1,182 @@
+"""``kimigguf inspect``: what this machine has, as one screen, as JSON, as a machine file or as a public report."""
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from kimigguf import __version__
+from kimigguf.cli.app import App
+from kimigguf.cli.show import output_options
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from rich.console import Console
+
+    from kimigguf.engines.engine import FoundEngine
+    from kimigguf.hardware.snapshot import Machine
+    from kimigguf.ollama.server import OllamaServer
+
+SCHEMA: Final = "kimigguf.inspect/1"
+LIMIT_SECONDS: Final = 1.25
+_MOST_DISKS: Final = 4
+_MOST_NOTICES: Final = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Picture:
+    """The machine and the ways to run a model on it. None: not told in time, with the reason in ``problems``."""
+
+    machine: "Machine"
+    engines: "tuple[FoundEngine, ...] | None"
+    ollama: "OllamaServer | None"
+    problems: tuple[str, ...] = ()
+
+
+def look(app: App) -> Picture:
+    """Ask hardware, engines and Ollama side by side, each with its own limit."""
+    from kimigguf.engines.discover import discover
+    from kimigguf.hardware.detect import NAME, SOURCE, detect
+    from kimigguf.hardware.probes import ask_all
+    from kimigguf.hardware.snapshot import Machine
+    from kimigguf.ollama.server import look as look_at_ollama
+
+    probes: dict[str, Callable[[], Any]] = {
+        "machine": lambda: detect(environ=app.environ),
+        "engines": lambda: discover(app.environ),
+        "ollama": lambda: look_at_ollama(app.environ),
+    }
+    answers = ask_all(probes, limit_seconds=LIMIT_SECONDS)
+    return Picture(
+        machine=answers["machine"].value or Machine(name=NAME, source=SOURCE),
+        engines=answers["engines"].value,
+        ollama=answers["ollama"].value,
+        problems=tuple(f"{name}: {answer.reason}" for name, answer in answers.items() if answer.reason is not None),
+    )
+
+
+def to_data(picture: Picture) -> dict[str, Any]:
+    """The answer as JSON."""
+    from kimigguf.hardware.machines import to_data as machine_data
+
+    return {
+        "schema": SCHEMA,
+        "machine": machine_data(picture.machine),
+        "engines": None if picture.engines is None else [asdict(engine) for engine in picture.engines],
+        "ollama": None if picture.ollama is None else asdict(picture.ollama),
+        "problems": list(picture.problems),
+    }
+
+
+def rows(picture: Picture) -> list[tuple[str, str]]:
+    """Everything as (label, text)."""
+    from kimigguf.hardware.describe import rows as machine_rows
+
+    found = machine_rows(picture.machine)
+    if picture.engines is None:
+        found.append(("Engine", "unknown"))
+    else:
+        lines = [_engine_line(engine) for engine in picture.engines] or ["none found; see kimigguf serve --help"]
+        found += [("Engine" if index == 0 else "", line) for index, line in enumerate(lines)]
+    found.append(("Ollama", "unknown" if picture.ollama is None else _ollama_line(picture.ollama)))
+    return found
+
+
+def _engine_line(engine: "FoundEngine") -> str:
+    answer = {True: "K3: yes", False: "K3: no", None: "K3: unknown"}[engine.supports_k3]
+    backends = " ".join(engine.backends) if engine.backends is not None else "backends unknown"
+    build = f"build {engine.build}" if engine.build is not None else engine.version or "version unknown"
+    return " · ".join([engine.kind.value, build, answer, backends, engine.path or ""]).rstrip(" ·")
+
+
+def _ollama_line(ollama: "OllamaServer") -> str:
+    if not ollama.reachable:
+        return f"not running ({ollama.reason})"
+    answer = {True: "K3: yes", False: "K3: no", None: "K3: unknown"}[ollama.supports_k3]
+    return f"{ollama.version or 'version unknown'} · {answer} · {ollama.url}"
+
+
+def draw(picture: Picture, console: "Console", *, verbose: bool) -> None:
+    """The first screen: one line per part, at most 24 of 80 columns unless ``verbose``."""
+    from rich.table import Table
+    from rich.text import Text
+
+    machine = picture.machine
+    table = Table.grid(padding=(0, 2))
+    table.add_column(no_wrap=True, min_width=7)
+    table.add_column(overflow="fold")
+    for label, line in rows(picture) if verbose else _short(rows(picture)):
+        text = Text(line) if verbose else Text(line, overflow="ellipsis", no_wrap=True)
+        table.add_row(Text(label, style="bold"), text)
+    notices = (*machine.notices, *picture.problems)
+    for notice in notices if verbose else notices[:_MOST_NOTICES]:
+        table.add_row(Text("Note", style="bold yellow"), Text(notice, overflow="fold"))
+    for one in machine.unknown if verbose else ():
+        table.add_row(Text("Unknown", style="dim"), Text(f"{one.what}: {one.reason}"))
+    if not verbose and (machine.unknown or len(notices) > _MOST_NOTICES):
+        table.add_row(
+            Text(""), Text(f"{len(machine.unknown)} facts unknown; the reasons: kimigguf inspect -v", style="dim")
+        )
+    console.print(table)
+
+
+def _short(found: list[tuple[str, str]]) -> list[tuple[str, str]]:
+    """The rows with no more disks than the screen has room for."""
+    start = next(index for index, (label, _) in enumerate(found) if label == "Disk")
+    end = next(index for index in range(start + 1, len(found)) if found[index][0])
+    hidden = end - start - _MOST_DISKS
+    if hidden <= 0:
+        return found
+    return [*found[: start + _MOST_DISKS], ("", f"and {hidden} more; see kimigguf inspect -v"), *found[end:]]
+
+
+def report(picture: Picture) -> str:
+    """One Markdown block for a bug report, without host names, serials, user names or addresses."""
+    from dataclasses import replace
+
+    from kimigguf.hardware.describe import anonymous, without_personal_details
+
+    machine = without_personal_details(picture.machine)
+    lines = [f"**kimigguf {__version__} inspect**", "", "| part | what |", "|---|---|"]
+    lines += [
+        f"| {label} | {anonymous(text).replace('|', '/')} |" for label, text in rows(replace(picture, machine=machine))
+    ]
+    lines += [f"| Note | {anonymous(notice).replace('|', '/')} |" for notice in (*machine.notices, *picture.problems)]
+    lines += [f"| Unknown | {one.what}: {one.reason.replace('|', '/')} |" for one in machine.unknown]
+    return "\n".join(lines)
+
+
+@click.command("inspect", short_help="Show what this machine has: memory, accelerators, disks, engines.")
+@click.option("--save", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Write a machine file.")
+@click.option("--force", is_flag=True, help="Let --save write over a file.")
+@click.option("--report", "as_report", is_flag=True, help="Print Markdown for a bug report, without personal details.")
+@click.option("-v", "--verbose", is_flag=True, help="Show every fact, and the reason of each that is unknown.")
+@output_options
+@click.pass_obj
+def command(app: App, *, save: Path | None, force: bool, as_report: bool, verbose: bool) -> None:
+    """Show what this machine has: memory, accelerators, disks, engines.
+
+    What cannot be told is unknown, with the reason (-v). Nothing takes longer than about a second.
+
+    \b
+    Examples:
+      kimigguf inspect
+      kimigguf inspect --save box.toml && kimigguf recommend --machine box.toml
+      kimigguf inspect --report        paste this into a bug report
+    """  # noqa: D301 -- \b is click's marker for text that must not be wrapped
+    picture = look(app)
+    if save is not None:
+        from kimigguf.hardware.machines import save as save_machine
+
+        save_machine(picture.machine, save, overwrite=force)
+        app.show.note(f"wrote {save}")
+    if as_report:
+        text = report(picture)
+        app.show.answer(
+            {"schema": "kimigguf.report/1", "markdown": text},
+            lambda console: console.print(text, markup=False, soft_wrap=True),
+        )
+        return
+    app.show.answer(to_data(picture), lambda console: draw(picture, console, verbose=verbose))
