@@ -120,5 +120,5 @@ def fresh_log(folder: Path, name: str, *, keep: int = 5) -> Path:
     older = sorted(folder.glob(f"{name}-*.log"))
     for file in older[: max(0, len(older) - keep + 1)]:
         file.unlink(missing_ok=True)
-    stamp = time.strftime("%Y%m%dT%H%M%S") + f"{time.time_ns() % 1_000_000_000 // 1_000_000:03d}"
+    stamp = time.strftime("%Y%m%dT%H%M%S") + f"{time.time_ns() // 1000 % 1_000_000:06d}"
     return folder / f"{name}-{stamp}.log"

@@ -1,0 +1,198 @@
+"""``kimigguf chat``: everything the assistant said goes back, and every failure says what it is."""
+
+import io
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fakes.openai_server import Script, answering
+from fakes.processes import free_port
+
+from kimigguf.cli.app import App, run
+from kimigguf.cli.chat import printable
+from kimigguf.cli.show import Show
+from kimigguf.engines.conversation import base_url
+from kimigguf.errors import UsageError
+
+CALL = [
+    {"tool_calls": [{"index": 0, "id": "c1", "type": "function", "function": {"name": "look", "arguments": ""}}]},
+    {"tool_calls": [{"index": 0, "function": {"arguments": '{"at":'}}]},
+    {"tool_calls": [{"index": 0, "function": {"arguments": '"sky"}'}}]},
+]
+
+
+def chat(*argv: str, environ: dict[str, str] | None = None) -> int:
+    return run(["chat", *argv], App(show=Show(), environ=environ or {}))
+
+
+def lines(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO(text))
+
+
+def test_the_answer_is_on_stdout_and_the_thinking_is_not(capsys: pytest.CaptureFixture[str]) -> None:
+    deltas = [{"reasoning_content": "Light sca"}, {"reasoning_content": "tters."}, {"content": "Rayleigh."}]
+    with answering(Script(deltas=deltas)) as server:
+        assert chat("--url", server.url, "Why is the sky blue?") == 0
+    out, err = capsys.readouterr()
+    assert out == "Rayleigh.\n"
+    assert "Light scatters." in err
+    assert "5.2 tokens/s" in err
+
+
+def test_reasoning_and_tool_calls_go_back_in_the_next_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without them a K3 conversation gets worse turn by turn, with no error to see."""
+    deltas: list[dict[str, Any]] = [{"reasoning_content": "Look up."}, {"content": "I look."}, *CALL]
+    lines(monkeypatch, "Where is blue?\nAnd now?\n")
+    with answering(Script(deltas=deltas, finish="tool_calls")) as server:
+        assert chat("--url", server.url) == 0
+    first, second = server.asked
+    assert [message["role"] for message in first["messages"]] == ["user"]
+    assert second["messages"][1] == {
+        "role": "assistant",
+        "content": "I look.",
+        "reasoning_content": "Look up.",
+        "tool_calls": [{"id": "c1", "type": "function", "function": {"name": "look", "arguments": '{"at":"sky"}'}}],
+    }
+    assert second["messages"][2] == {"role": "user", "content": "And now?"}
+
+
+def test_retry_asks_the_same_again_without_the_first_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines(monkeypatch, "Hello\n/retry\n/new\nBye\n")
+    with answering(Script(deltas=[{"content": "Hi."}])) as server:
+        assert chat("--url", server.url, "--system", "Be brief.") == 0
+    contents = [[message["content"] for message in asked["messages"]] for asked in server.asked]
+    assert contents == [["Be brief.", "Hello"], ["Be brief.", "Hello"], ["Be brief.", "Bye"]]
+
+
+def test_the_talk_can_be_saved_whole(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    lines(monkeypatch, f"Hello\n/save {tmp_path / 'talk.json'}\n")
+    with answering(Script(deltas=[{"reasoning_content": "Hm."}, {"content": "Hi."}])) as server:
+        assert chat("--url", server.url) == 0
+    saved = json.loads((tmp_path / "talk.json").read_text())
+    assert saved[1]["reasoning_content"] == "Hm."
+
+
+def test_the_effort_is_sent_in_both_spellings_and_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    with answering(Script(deltas=[{"content": "Hi."}])) as server:
+        assert chat("--url", server.url, "--effort", "low", "Hello") == 0
+        assert chat("--url", server.url, "--effort", "medium", "Hello") == 2
+    arguments = server.asked[0]["chat_template_kwargs"]
+    assert arguments == {"reasoning_effort": "low", "thinking_effort": "low"}
+    assert len(server.asked) == 1
+
+
+def test_json_holds_the_whole_message(capsys: pytest.CaptureFixture[str]) -> None:
+    with answering(Script(deltas=[{"reasoning_content": "Hm."}, {"content": "Hi."}])) as server:
+        assert chat("--json", "--url", server.url, "Hello") == 0
+    data = json.loads(capsys.readouterr().out)
+    assert data["schema"] == "kimigguf.chat/1"
+    assert data["message"] == {"role": "assistant", "content": "Hi.", "reasoning_content": "Hm."}
+    assert data["finish_reason"] == "stop"
+    assert data["timings"]["predicted_n"] == 2
+
+
+def test_a_prompt_can_come_from_a_pipe(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines(monkeypatch, "two\nlines\n")
+    with answering(Script(deltas=[{"content": "Hi."}])) as server:
+        assert chat("--url", server.url, "-") == 0
+    assert server.asked[0]["messages"][0]["content"] == "two\nlines\n"
+
+
+def test_an_answer_used_up_by_thinking_is_no_fault_and_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    with answering(Script(deltas=[{"reasoning_content": "Hm, hm."}], finish="length")) as server:
+        assert chat("--url", server.url, "--max-tokens", "2", "Hello") == 0
+    assert "thinking used up all tokens" in capsys.readouterr().err
+    assert server.asked[0]["max_tokens"] == 2
+
+
+def failing(capsys: pytest.CaptureFixture[str], script: Script, *argv: str) -> tuple[int, dict[str, Any]]:
+    with answering(script) as server:
+        code = chat("--json", "--url", server.url, *argv, "Hello")
+    record: dict[str, Any] = json.loads(capsys.readouterr().err)
+    return code, record
+
+
+@pytest.mark.parametrize(
+    ("status", "error", "exit_code", "code"),
+    [
+        (401, {"message": "Invalid API Key", "type": "authentication_error", "code": 401}, 4, "bad-key"),
+        (503, {"message": "Loading model", "type": "unavailable_error", "code": 503}, 6, "still-loading"),
+        (400, {"message": "the request exceeds the available context size", "type": "exceed_context_size_error",
+               "code": 400, "n_prompt_tokens": 9000, "n_ctx": 8192}, 2, "context-full"),
+        (404, {"message": "File Not Found", "type": "not_found_error", "code": 404}, 4, "http-error"),
+        (500, {"message": "boom", "type": "server_error", "code": 500}, 4, "http-error"),
+    ],
+)  # fmt: skip
+def test_a_refusal_is_told_for_what_it_is(
+    capsys: pytest.CaptureFixture[str], status: int, error: dict[str, Any], exit_code: int, code: str
+) -> None:
+    found, record = failing(capsys, Script(status=status, error=error))
+    assert (found, record["code"]) == (exit_code, code)
+    assert record["cause"] == error["message"]
+    if code == "context-full":
+        assert "9000" in record["message"]
+        assert "8192" in record["message"]
+
+
+def test_an_answer_that_breaks_off_is_a_server_error(capsys: pytest.CaptureFixture[str]) -> None:
+    code, record = failing(capsys, Script(deltas=[{"content": "Hi"}], cut=True))
+    assert (code, record["code"]) == (6, "answer-broke-off")
+    assert "device lost" in record["cause"]
+
+
+def test_no_server_says_how_to_start_one(capsys: pytest.CaptureFixture[str]) -> None:
+    port = free_port()
+    assert chat("--json", "--url", f"http://127.0.0.1:{port}", "Hello") == 4
+    record = json.loads(capsys.readouterr().err)
+    assert record["code"] == "server-unreachable"
+    assert f"kimigguf serve UD-IQ1_M --port {port}" in record["hint"]
+
+
+def test_an_empty_prompt_is_not_sent() -> None:
+    with answering(Script()) as server:
+        assert chat("--url", server.url, "  ") == 2
+    assert server.asked == []
+
+
+def test_the_key_comes_from_a_file_that_others_cannot_read(tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("secret-1\n")
+    keys.chmod(0o644)
+    with answering(Script(deltas=[{"content": "Hi."}])) as server:
+        assert chat("--url", server.url, "--api-key-file", str(keys), "Hello") == 2
+        keys.chmod(0o600)
+        assert chat("--url", server.url, "--api-key-file", str(keys), "Hello") == 0
+        assert chat("--url", server.url, "Hello", environ={"KIMIGGUF_API_KEY": "secret-2"}) == 0
+    assert server.keys == ["Bearer secret-1", "Bearer secret-2"]
+
+
+def test_somebody_elses_key_is_not_sent_around() -> None:
+    with answering(Script(deltas=[{"content": "Hi."}])) as server:
+        chat("--url", server.url, "Hello", environ={"OPENAI_API_KEY": "sk-mine"})
+    assert server.keys == ["Bearer none"]
+
+
+def test_a_model_cannot_command_the_terminal() -> None:
+    assert printable("a\x1b[2Jb\x07\nc\td\x9b") == "a\ufffd[2Jb\ufffd\nc\td\ufffd"
+
+
+@pytest.mark.parametrize(
+    ("typed", "used"),
+    [
+        ("http://127.0.0.1:8080", "http://127.0.0.1:8080/v1"),
+        ("127.0.0.1:8080", "http://127.0.0.1:8080/v1"),
+        ("http://host/v1/", "http://host/v1"),
+        ("https://api.example/api/v2", "https://api.example/api/v2"),
+        ("http://[::1]:8080", "http://[::1]:8080/v1"),
+    ],
+)
+def test_an_address_is_taken_as_people_write_it(typed: str, used: str) -> None:
+    assert base_url(typed) == used
+
+
+@pytest.mark.parametrize("typed", ["", "ftp://host", "http://"])
+def test_an_address_that_is_none_is_refused(typed: str) -> None:
+    with pytest.raises(UsageError):
+        base_url(typed)
