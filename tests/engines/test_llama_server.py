@@ -1,0 +1,95 @@
+"""How a start can go wrong: a fake process plays what a real engine cannot be made to show."""
+
+import os
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from fakes import server_program
+from fakes.processes import free_port, is_open, is_running
+
+from kimigguf.engines import llama_server
+from kimigguf.engines.command import Command
+from kimigguf.engines.llama_server import Address, Server
+from kimigguf.engines.supervise import State
+from kimigguf.errors import ServerError
+from kimigguf.events import Event, Notice
+
+
+def start(mode: str, folder: Path) -> Server:
+    address = Address(host="127.0.0.1", port=free_port())
+    argv = (sys.executable, str(server_program.__file__), str(address.port), mode)
+    made = Command(argv=argv, environ=dict(os.environ))
+    return Server.start(made, address, alias="kimi-k3", log=folder / "engine.log", total_bytes=1000)
+
+
+def test_a_slow_load_is_waited_for(tmp_path: Path) -> None:
+    with start("slow", tmp_path) as server:
+        seconds = server.wait_ready()
+        states = [server.state]
+    states.append(server.state)
+    assert seconds >= 1.0
+    assert states == [State.READY, State.EXITED]
+
+
+def test_a_silent_stall_is_named_with_the_last_words_and_not_killed(tmp_path: Path) -> None:
+    seen: list[Event] = []
+    with start("stalls", tmp_path) as server:
+        server.wait_ready(seen.append, stall_seconds=0.5)
+        assert server.state is State.READY
+    notices = [event.text for event in seen if isinstance(event, Notice)]
+    assert notices
+    assert "loading model" in notices[0]
+
+
+@pytest.mark.parametrize(
+    ("mode", "code", "words"),
+    [
+        ("cuda-oom", "out-of-memory", "cudaMalloc failed"),
+        ("dies-silently", "server-died", "exit code 3"),
+        ("killed-while-loading", "killed", "SIGKILL"),
+        ("illegal-instruction", "illegal-instruction", "SIGILL"),
+    ],
+)
+def test_a_death_while_loading_is_explained(tmp_path: Path, mode: str, code: str, words: str) -> None:
+    with start(mode, tmp_path) as server, pytest.raises(ServerError) as caught:
+        server.wait_ready()
+    assert caught.value.code == code
+    assert caught.value.exit_code == 6
+    assert words in f"{caught.value.message} {caught.value.cause}"
+    assert str(tmp_path / "engine.log") in (caught.value.hint or "")
+
+
+def test_a_death_while_serving_is_explained(tmp_path: Path) -> None:
+    with start("dies-while-serving", tmp_path) as server:
+        server.wait_ready()
+        with pytest.raises(ServerError) as caught:
+            server.wait()
+    assert caught.value.code == "device-error"
+    assert "illegal memory access" in (caught.value.cause or "")
+    assert "serving" in caught.value.message
+
+
+def test_another_server_on_the_port_is_not_taken_for_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(llama_server, "_STRANGER_SECONDS", 0.5)
+    with start("stranger", tmp_path) as server, pytest.raises(ServerError) as caught:
+        server.wait_ready()
+    assert caught.value.code == "not-ours"
+
+
+def test_an_interrupted_wait_leaves_no_process_and_no_port(tmp_path: Path) -> None:
+    def interrupt(_event: Event) -> None:
+        raise KeyboardInterrupt
+
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt), start("slow", tmp_path) as server:
+        server.wait_ready(interrupt)
+    assert not is_running(server.pid)
+    assert not is_open(server.address.port)
+    assert time.monotonic() - began < 5
+
+
+def test_a_server_on_every_address_is_reached_on_loopback() -> None:
+    assert Address(host="0.0.0.0", port=1).url == "http://127.0.0.1:1"
+    assert Address(host="::", port=1).url == "http://[::1]:1"

@@ -1,0 +1,86 @@
+"""A fake engine process: it plays one failure that a real engine cannot be made to show. Run as a program.
+
+usage: server_program.py PORT MODE
+"""
+
+import http.server
+import json
+import os
+import signal
+import sys
+import threading
+import time
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    ready_at = 0.0
+    alias = "kimi-k3"
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 -- the name is the base class's
+        pass
+
+    def do_GET(self) -> None:
+        ready = time.monotonic() >= self.ready_at
+        body = {"data": [{"id": self.alias}]} if self.path == "/v1/models" else {"status": "ok" if ready else "loading"}
+        data = json.dumps(body).encode()
+        self.send_response(200 if ready else 503)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+
+def say(text: str) -> None:
+    sys.stderr.write(text + "\n")
+    sys.stderr.flush()
+
+
+def later(seconds: float, action: str) -> None:
+    """Die in a while, in a way of one's own."""
+
+    def act() -> None:
+        time.sleep(seconds)
+        match action:
+            case "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            case "sigill":
+                os.kill(os.getpid(), signal.SIGILL)
+            case _:
+                say(action)
+                os._exit(1)
+
+    threading.Thread(target=act, daemon=True).start()
+
+
+def main() -> None:
+    port, mode = int(sys.argv[1]), sys.argv[2]
+    say("0.00.000.001 I srv  fake: loading model")
+    match mode:
+        case "dies-silently":
+            os._exit(3)
+        case "cuda-oom":
+            say(
+                "0.0.1 E ggml_backend_cuda_buffer_type_alloc_buffer: allocating 9 MiB on device 0: cudaMalloc failed: out of memory"
+            )  # noqa: E501 -- one line, as the engine prints it
+            say("0.0.2 E srv  llama_server: exiting due to model loading error")
+            os._exit(1)
+        case "slow":
+            Handler.ready_at = time.monotonic() + 1.0
+        case "stalls":
+            Handler.ready_at = time.monotonic() + 2.0
+        case "killed-while-loading":
+            Handler.ready_at = float("inf")
+            later(0.3, "kill")
+        case "illegal-instruction":
+            Handler.ready_at = float("inf")
+            later(0.3, "sigill")
+        case "dies-while-serving":
+            later(1.0, "0.1 E CUDA error: an illegal memory access was encountered")
+        case "stranger":
+            Handler.alias = "another-model"
+        case _:
+            raise SystemExit(f"no mode {mode}")
+    http.server.ThreadingHTTPServer(("127.0.0.1", port), Handler).serve_forever()
+
+
+if __name__ == "__main__":
+    main()
