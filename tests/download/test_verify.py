@@ -42,7 +42,7 @@ def test_rot_under_an_unchanged_time_stamp_is_found_and_remembered(scene: Scene)
     verification = verify(stored)
     assert [file.verdict for file in verification.files] == [Verdict.OK, Verdict.DAMAGED, Verdict.OK]
     assert look(scene.folder).state is SetState.UNVERIFIED  # type: ignore[union-attr]  # it is there
-    with pytest.raises(IntegrityError, match="00002-of-00003.gguf is damaged") as error:
+    with pytest.raises(IntegrityError, match=r"00002-of-00003\.gguf is damaged") as error:
         require_whole(verification, stored)
     assert error.value.code == "damaged-shard"
 

@@ -44,8 +44,8 @@ class _Handler(BaseHTTPRequestHandler):
         try:
             self._route(path)
         except Refusal as refusal:
-            self._json({"error": refusal.text}, refusal.status)
             self.close_connection = True  # what is left of a refused upload must not be read as a request
+            self._json({"error": refusal.text}, refusal.status)
         except (BrokenPipeError, ConnectionResetError):
             self.close_connection = True
 
@@ -74,6 +74,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_response(status)
         self.send_header("Content-Type", "application/json; charset=utf-8")
         self.send_header("Content-Length", str(len(body)))
+        if self.close_connection:
+            self.send_header("Connection", "close")
         self.end_headers()
         self.wfile.write(body)
 
@@ -128,6 +130,7 @@ class _Handler(BaseHTTPRequestHandler):
                 Path(file.name).rename(target)
             finally:
                 Path(file.name).unlink(missing_ok=True)
+        self.ollama.taken.append(digest)
         self._json(None, 201)
 
     def _receive(self, file: Any) -> None:
@@ -334,11 +337,16 @@ class _Handler(BaseHTTPRequestHandler):
         return message.get("reasoning_content") or "", message.get("content") or "", choice["finish_reason"]
 
 
+class _Server(ThreadingHTTPServer):
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A caller that hangs up is what some tests are about."""
+
+
 @contextlib.contextmanager
 def serve(folder: Path, **told: Any) -> Iterator[Ollama]:
     """Serve ``folder`` (made where missing) on a free port; ``told`` sets attributes of :class:`Ollama`."""
     (folder / "blobs").mkdir(parents=True, exist_ok=True)
-    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {}))
+    server = _Server(("127.0.0.1", 0), type("Handler", (_Handler,), {}))
     ollama = Ollama(url=f"http://127.0.0.1:{server.server_port}", folder=folder, **told)
     server.RequestHandlerClass.ollama = ollama  # type: ignore[attr-defined]  # the class made above has it
     thread = threading.Thread(target=server.serve_forever, args=(0.02,))

@@ -54,6 +54,8 @@ class Ollama:
     """The bodies of all chat requests."""
     received_bytes: int = 0
     """Of blobs, whether they were kept or not."""
+    taken: list[str] = field(default_factory=list)
+    """The digests of all blobs that came whole."""
     peak_bytes: int = 0
     """The most that ever lay in ``folder``."""
     loaded: set[str] = field(default_factory=set)
