@@ -74,7 +74,7 @@ def command(
     from kimigguf.catalogue.profiles import load_model
     from kimigguf.memory.settings import Settings
     from kimigguf.ollama.registration import plan
-    from kimigguf.ollama.source import find_source
+    from kimigguf.ollama.find import find_source
 
     profile = load_model(environ=app.environ)
     check_context(context_tokens, profile.context_max_tokens)

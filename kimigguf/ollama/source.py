@@ -1,16 +1,9 @@
-"""The files that are to be registered: a downloaded quant, or any shard, folder or file on this machine."""
+"""The files that are to be registered. Types only."""
 
-import os
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from kimigguf.catalogue.profiles import find_quant, load_model
-from kimigguf.catalogue.quants import ModelProfile, Quant
-from kimigguf.download import store
-from kimigguf.download.store import FileState, StoredSet
-from kimigguf.errors import IntegrityError
-from kimigguf.gguf_file import shards
+from kimigguf.catalogue.quants import Quant
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,61 +38,3 @@ class Source:
     projectors: tuple[str, ...] = ()
     links: tuple[str, ...] = ()
     unreadable: tuple[str, ...] = ()
-
-
-def find_source(text: str, environ: Mapping[str, str], models_dir: Path | None = None) -> Source:
-    """What a user means by QUANT|PATH; any shard of a set, and its folder, mean the whole set.
-
-    Raises:
-        UsageError: No such quant or path, or a path that is no GGUF.
-        IntegrityError: A set that is incomplete or damaged.
-    """
-    profile = load_model(environ=environ)
-    path = Path(text).expanduser()
-    if path.exists() or os.sep in text or text.endswith(".gguf"):
-        return describe(store.stored_at(path), profile)
-    quant = find_quant(profile, text)
-    stored = store.locate(store.models_dir(environ, models_dir), quant)
-    if stored is None:
-        return Source(label=quant.name, quant=quant, architecture=profile.architecture, size_bytes=quant.size_bytes)
-    return describe(stored, profile)
-
-
-def describe(stored: StoredSet, profile: ModelProfile) -> Source:
-    """Look at a set's files and read their headers.
-
-    Raises:
-        IntegrityError: A shard is missing, of the wrong size, or does not belong to the set.
-    """
-    for file in stored.files:
-        if file.state not in {FileState.VERIFIED, FileState.UNVERIFIED}:
-            raise IntegrityError(
-                f"{file.name} in {stored.folder} is {file.state.replace('-', ' of the ')}",
-                code="set-incomplete",
-                hint=f"kimigguf download {stored.quant}",
-            )
-    paths = tuple(file.path for file in stored.files)
-    unreadable = tuple(path.name for path in paths if not os.access(path, os.R_OK))
-    read = None if unreadable else shards.read_set(paths)
-    folder = stored.folder.absolute()
-    quant = _named_quant(stored.quant or paths[0].name, profile)
-    return Source(
-        label=quant.name if quant else paths[0].stem.partition("-00001-of-")[0],
-        quant=quant,
-        architecture=read.architecture if read else None,
-        size_bytes=stored.size_bytes,
-        files=tuple(
-            SourceFile(path=file.path, size_bytes=file.size_bytes, sha256=file.sha256) for file in stored.files
-        ),
-        folder=folder,
-        unread_tensors=sum(1 for tensor in read.tensors if tensor.size_bytes is None) if read else 0,
-        projectors=tuple(sorted(path.name for path in folder.glob("*mmproj*.gguf"))),
-        links=tuple(path.name for path in paths if path.is_symlink()),
-        unreadable=unreadable,
-    )
-
-
-def _named_quant(text: str, profile: ModelProfile) -> Quant | None:
-    """The quant whose name stands in a quant's or file's name, the longest first."""
-    ordered = sorted(profile.quants, key=lambda quant: len(quant.name), reverse=True)
-    return next((quant for quant in ordered if f"-{quant.name}" in f"-{text}"), None)

@@ -5,27 +5,14 @@ from pathlib import Path
 
 import httpx
 import pytest
-from fakes.gguf_set import write_set
-from fakes.ollama import serve
 from fakes.ollama_store import Ollama
 from ollama import Client, ResponseError
-
-
-@pytest.fixture
-def stand_in(tmp_path: Path) -> Iterator[Ollama]:
-    with serve(tmp_path / "models") as server:
-        yield server
 
 
 @pytest.fixture
 def client(stand_in: Ollama) -> Iterator[Client]:
     with Client(host=stand_in.url, timeout=20) as opened:
         yield opened
-
-
-@pytest.fixture
-def shards(tmp_path: Path) -> tuple[Path, ...]:
-    return write_set(tmp_path / "UD-IQ1_S")
 
 
 def create(client: Client, shards: tuple[Path, ...], name: str = "kimi-k3:ud-iq1_s") -> list[str | None]:
