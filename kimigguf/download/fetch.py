@@ -11,8 +11,9 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
+from kimigguf.catalogue import access
 from kimigguf.catalogue.remote import RemoteSet
-from kimigguf.download import access, disk
+from kimigguf.download import disk
 from kimigguf.download.lock import hold
 from kimigguf.download.manifest import Manifest, manifest_of, read_manifest, with_verified, write_manifest
 from kimigguf.download.parts import Source, stream

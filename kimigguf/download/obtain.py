@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from kimigguf import units
+from kimigguf.catalogue.access import endpoint
 from kimigguf.catalogue.quants import ModelProfile, Quant
 from kimigguf.catalogue.remote import RemoteSet
 from kimigguf.download import disk
-from kimigguf.download.access import endpoint
 from kimigguf.download.bring import bring
 from kimigguf.download.fetch import download
 from kimigguf.download.lock import hold
