@@ -1,36 +1,20 @@
-"""A bounded parser of GGUF headers that does no input or output: bytes in, a ``Header`` or "need more" out.
+"""A bounded, sans-I/O parser of everything in a GGUF file before its weights.
 
-Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. Everything a file says about itself is held against
-what its bytes can back before it is believed, and nothing is allocated by a number from the file.
+``parse`` takes the bytes from the start of a file and answers with a ``Header`` or how many bytes it needs to go on;
+``HeaderReader`` is the same for bytes that come in pieces. Nothing is ever allocated by a number from the file: memory
+follows the bytes that were fed, and counts that no header could have are refused. The format is that of
+``ggml/src/gguf.cpp`` in llama.cpp and its ``docs/gguf.md``, versions 2 and 3, little-endian.
 """
 
-import math
+import os
 import struct
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, NoReturn, TypeAlias
 
-from kimigguf.errors import IntegrityError, UsageError
-from kimigguf.gguf_file.types import TENSOR_TYPES
-from kimigguf.units import KIB, MIB
-
-MAGIC: Final = b"GGUF"
-MAX_HEADER_BYTES: Final = 256 * MIB
-"""Kimi K3's is 7 MB. A header above this is taken for damage or malice."""
-MAX_KEPT_NUMBERS: Final = 4096
-"""Longer arrays are stepped over: nothing that decides memory has more than one number per layer."""
-_MAX_NAME_BYTES: Final = 1024
-_MAX_TENSOR_NAME_BYTES: Final = 63  # GGML_MAX_NAME less its end
-_MAX_STRING_BYTES: Final = 16 * MIB
-_MAX_DIMENSIONS: Final = 4  # GGML_MAX_DIMS
-_MAX_ALIGNMENT: Final = 64 * KIB
-_FIRST_READ_BYTES: Final = 256 * KIB
-
-_SCALARS: Final = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "B", 10: "Q", 11: "q", 12: "d"}
-"""Value types of GGUF as struct codes."""
-_BOOL, _STRING, _ARRAY = 7, 8, 9
-_U64: Final = struct.Struct("<Q")
+from kimigguf.errors import IntegrityError
+from kimigguf.gguf_file.types import TENSOR_TYPES, tensor_bytes, type_name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +49,7 @@ class Header:
     """Everything in a GGUF file before its tensor data. ``data_offset`` is where that data starts, aligned."""
 
     version: int
-    metadata: Mapping[str, Value]
+    metadata: Mapping[str, Value] = field(hash=False)
     tensors: tuple[TensorInfo, ...]
     alignment: int
     data_offset: int
@@ -76,270 +60,398 @@ class Header:
         value = self.metadata.get("general.architecture")
         return value if isinstance(value, str) else None
 
-    @property
-    def data_bytes(self) -> int | None:
-        """Length of the tensor data without the last tensor's padding; None if its type is not known."""
-        if not self.tensors:
-            return 0
-        last = max(self.tensors, key=lambda tensor: tensor.offset)
-        return None if last.size_bytes is None else last.offset + last.size_bytes
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NeedMore:
-    """The header goes on: call again with at least the first ``size_bytes`` of the file."""
+    """The header is not whole yet: at least ``size_bytes`` from the start of the file are needed."""
 
     size_bytes: int
 
 
-class _OutOfBytesError(Exception):
-    """More bytes are needed; never leaves this module."""
+MAX_HEADER_BYTES: Final = 256 << 20
+"""Real ones have 7 MB (K3's tokenizer); what claims more is damaged or hostile."""
+_MAX_KEYS: Final = 1 << 14
+_MAX_TENSORS: Final = 1 << 17
+_MAX_KEY_BYTES: Final = (1 << 16) - 1
+_MAX_NAME_BYTES: Final = 63
+"""``GGML_MAX_NAME`` less the closing zero."""
+_MAX_DIMENSIONS: Final = 4
+_MAX_KEPT_NUMBERS: Final = 4096
+"""Longer arrays are skipped. Per-layer arrays are shorter, and nothing else is wanted."""
+_MAX_KEPT_STRINGS: Final = 64
+_DEFAULT_ALIGNMENT: Final = 32
+_MAX_ALIGNMENT: Final = 1 << 20
+_INT64_MAX: Final = (1 << 63) - 1
 
-    def __init__(self, size_bytes: int) -> None:
-        self.size_bytes = size_bytes
+_STRING: Final = 8
+_ARRAY: Final = 9
+_SCALARS: Final = {
+    0: struct.Struct("<B"),
+    1: struct.Struct("<b"),
+    2: struct.Struct("<H"),
+    3: struct.Struct("<h"),
+    4: struct.Struct("<I"),
+    5: struct.Struct("<i"),
+    6: struct.Struct("<f"),
+    7: struct.Struct("<?"),
+    10: struct.Struct("<Q"),
+    11: struct.Struct("<q"),
+    12: struct.Struct("<d"),
+}
+"""Value types by their number in the file; 8 is a string, 9 an array."""
+_U32: Final = struct.Struct("<I")
+_U64: Final = struct.Struct("<Q")
+_TYPE_AND_OFFSET: Final = struct.Struct("<IQ")
 
-
-class _Reader:
-    """A position in the bytes at hand. Every step is checked against their end before it is taken."""
-
-    __slots__ = ("at", "data", "name")
-
-    def __init__(self, data: bytes, name: str) -> None:
-        self.data = data
-        self.at = 0
-        self.name = name
-
-    def refuse(self, code: str, what: str, at: int | None = None) -> NoReturn:
-        raise IntegrityError(
-            f"{self.name}: {what} at byte {self.at if at is None else at:,}",
-            code=code,
-            cause="the file is damaged, or no GGUF that llama.cpp would load",
-        )
-
-    def skip(self, count: int) -> int:
-        """Step over ``count`` bytes; returns where they start."""
-        start, end = self.at, self.at + count
-        if end > MAX_HEADER_BYTES:
-            self.refuse("header-too-large", f"a header of more than {MAX_HEADER_BYTES // MIB} MiB")
-        if end > len(self.data):
-            raise _OutOfBytesError(end)
-        self.at = end
-        return start
-
-    def number(self, code: str) -> int | float:
-        layout = struct.Struct("<" + code)
-        (value,) = layout.unpack_from(self.data, self.skip(layout.size))
-        return value  # type: ignore[no-any-return]  # one struct code, one number
-
-    def integer(self, code: str) -> int:
-        return int(self.number(code))
-
-    def text(self, limit: int, what: str) -> bytes:
-        """A length and so many bytes."""
-        start = self.at
-        length = self.integer("Q")
-        if length > limit:
-            self.refuse("bad-length", f"{what} of {length:,} bytes (at most {limit:,})", start)
-        at = self.skip(length)
-        return self.data[at : at + length]
-
-    def label(self, limit: int, what: str) -> str:
-        """A name: UTF-8 without control characters, not empty."""
-        start = self.at
-        raw = self.text(limit, what)
-        try:
-            name = raw.decode("utf-8")
-        except UnicodeDecodeError:
-            self.refuse("bad-name", f"{what} that is no UTF-8", start)
-        if not name or not name.isprintable():
-            self.refuse("bad-name", f"{what} that is empty or has control characters ({name[:40]!r})", start)
-        return name
+_Steps: TypeAlias = Generator[int, None, Header]
 
 
-def parse(data: bytes, *, name: str = "header") -> Header | NeedMore:
-    """The header at the start of ``data``, or how many bytes from the start are needed at least.
+class HeaderReader:
+    """Reads a header from bytes that come in pieces, each looked at once.
 
     Args:
-        data: The first bytes of a file, any number of them.
-        name: What to call the file in errors.
+        name: What errors call the file.
+        size_bytes: The file's size where it is known: a header that would reach beyond it is refused at once.
+    """
+
+    def __init__(self, name: str = "the file", *, size_bytes: int | None = None) -> None:
+        self.data = bytearray()
+        """All bytes that were fed."""
+        self._name = name
+        self._size_bytes = size_bytes
+        self._at = 0
+        self._steps = self._header()
+        self._answer: Header | NeedMore = self._advance()
+
+    def feed(self, data: bytes | memoryview) -> Header | NeedMore:
+        """Take the bytes that follow those fed before.
+
+        Raises:
+            IntegrityError: ``not-gguf``, ``big-endian``, ``gguf-version``, ``header-cut``, ``bad-header`` or
+                ``bad-tensor``, with the name and the offset.
+        """
+        if isinstance(self._answer, NeedMore):
+            self.data += data
+            if len(self.data) >= self._answer.size_bytes:
+                self._answer = self._advance()
+        return self._answer
+
+    def _advance(self) -> Header | NeedMore:
+        try:
+            wanted = next(self._steps)
+        except StopIteration as stop:
+            header: Header = stop.value
+            return header
+        if wanted > MAX_HEADER_BYTES:
+            self._bad(f"its header would be larger than {MAX_HEADER_BYTES >> 20} MiB")
+        if self._size_bytes is not None and wanted > self._size_bytes:
+            raise IntegrityError(
+                f"{self._name} ends inside its header",
+                code="header-cut",
+                cause=f"what starts at byte {self._at} reaches to byte {wanted}, and the file has {self._size_bytes}",
+            )
+        return NeedMore(size_bytes=wanted)
+
+    # -- the format, as generators that yield how many bytes they need in all -----------------------------------------
+
+    def _header(self) -> _Steps:
+        yield from self._have(4)
+        if self.data[:4] != b"GGUF":
+            raise IntegrityError(
+                f"{self._name} is no GGUF file",
+                code="not-gguf",
+                cause=f"it starts with {bytes(self.data[:4])!r} at byte 0 instead of b'GGUF'",
+            )
+        self._at = 4
+        version = yield from self._number(_U32)
+        self._check_version(version)
+        tensor_count = yield from self._number(_U64)
+        if tensor_count > _MAX_TENSORS:
+            self._bad(f"{tensor_count} tensors are impossible", at=8)
+        key_count = yield from self._number(_U64)
+        if key_count > _MAX_KEYS:
+            self._bad(f"{key_count} metadata keys are impossible", at=16)
+        metadata: dict[str, Value] = {}
+        for _ in range(key_count):
+            start = self._at
+            key = yield from self._text(_MAX_KEY_BYTES, "key", start)
+            if key in metadata:
+                self._bad(f"the key {key} is there twice", at=start)
+            metadata[key] = yield from self._value(key)
+        alignment = self._alignment(metadata)
+        table_at = self._at
+        tensors: list[TensorInfo] = []
+        names: set[str] = set()
+        for _ in range(tensor_count):
+            tensor = yield from self._tensor(alignment)
+            if tensor.name in names:
+                self._bad(f"the tensor {tensor.name} is there twice", code="bad-tensor")
+            names.add(tensor.name)
+            tensors.append(tensor)
+        overlap = overlapping(tensors)
+        if overlap is not None:
+            self._bad(f"the tensors {overlap[0].name} and {overlap[1].name} overlap", at=table_at, code="bad-tensor")
+        return Header(
+            version=version,
+            metadata=metadata,
+            tensors=tuple(tensors),
+            alignment=alignment,
+            data_offset=-(-self._at // alignment) * alignment,
+        )
+
+    def _check_version(self, version: int) -> None:
+        if version & 0xFFFF == 0 and version:  # a small number with its bytes the other way round
+            raise IntegrityError(
+                f"{self._name} is a big-endian GGUF file",
+                code="big-endian",
+                cause=f"its version at byte 4 reads {version:#010x}; llama.cpp on this kind of machine refuses it too",
+                hint="fetch a little-endian file",
+            )
+        if version not in {2, 3}:
+            raise IntegrityError(
+                f"{self._name} is a GGUF file of version {version}, and only 2 and 3 can be read",
+                code="gguf-version",
+                cause="the version stands at byte 4",
+            )
+
+    def _value(self, key: str) -> Generator[int, None, Value]:
+        start = self._at
+        kind = yield from self._number(_U32)
+        if kind == _STRING:
+            return (yield from self._string())
+        if kind == _ARRAY:
+            return (yield from self._array(key, start))
+        if kind not in _SCALARS:
+            self._bad(f"the key {key} has the unknown value type {kind}", at=start)
+        return (yield from self._scalar(_SCALARS[kind]))
+
+    def _array(self, key: str, start: int) -> Generator[int, None, Value]:
+        kind = yield from self._number(_U32)
+        length = yield from self._number(_U64)
+        if kind != _STRING and kind not in _SCALARS:
+            self._bad(f"the array {key} has elements of the unknown type {kind}", at=start)
+        element = _U64 if kind == _STRING else _SCALARS[kind]
+        if length * element.size > MAX_HEADER_BYTES:
+            self._bad(f"the array {key} cannot have {length} elements", at=start)
+        yield from self._have(length * element.size)  # at least so much follows
+        if kind == _STRING:
+            if length <= _MAX_KEPT_STRINGS:
+                texts: list[Scalar] = []
+                for _ in range(length):
+                    texts.append((yield from self._string()))  # noqa: PERF401 -- comprehensions cannot yield
+                return tuple(texts)
+            yield from self._skip_strings(length)
+            return SkippedArray(element_type=kind, length=length)
+        first, self._at = self._at, self._at + length * element.size
+        if length > _MAX_KEPT_NUMBERS:
+            return SkippedArray(element_type=kind, length=length)
+        return struct.unpack_from(f"<{length}{element.format[-1]}", self.data, first)
+
+    def _skip_strings(self, count: int) -> Generator[int, None, None]:
+        """Step over strings. 163,840 tokens pass here, so the loop holds nothing but the step."""
+        unpack, data = _U64.unpack_from, self.data
+        left = count
+        while left:
+            at, last = self._at, len(data) - 8
+            while left and at <= last:
+                end = at + 8 + unpack(data, at)[0]
+                if end > last + 8:
+                    break
+                at = end
+                left -= 1
+            self._at = at
+            if left:
+                yield from self._have(8)
+                yield from self._have(8 + unpack(data, at)[0])
+
+    def _tensor(self, alignment: int) -> Generator[int, None, TensorInfo]:
+        start = self._at
+        name = yield from self._text(_MAX_NAME_BYTES, "tensor name", start)
+        count = yield from self._number(_U32)
+        if count > _MAX_DIMENSIONS:
+            self._bad(f"the tensor {name} has {count} dimensions", at=start, code="bad-tensor")
+        shape_of = struct.Struct(f"<{count}Q")
+        yield from self._have(shape_of.size + _TYPE_AND_OFFSET.size)
+        shape: tuple[int, ...] = shape_of.unpack_from(self.data, self._at)
+        kind, offset = _TYPE_AND_OFFSET.unpack_from(self.data, self._at + shape_of.size)
+        self._at += shape_of.size + _TYPE_AND_OFFSET.size
+        values = 1
+        for dimension in shape:
+            values *= dimension
+            if dimension > _INT64_MAX or values > _INT64_MAX:
+                self._bad(f"the tensor {name} has the impossible shape {shape}", at=start, code="bad-tensor")
+        known = TENSOR_TYPES.get(kind)
+        if known and (shape[0] if shape else 1) % known.block:
+            rows = f"rows of {shape[0] if shape else 1} values"
+            self._bad(
+                f"the tensor {name} has {rows}, and {type_name(kind)} packs {known.block} to a block",
+                at=start,
+                code="bad-tensor",
+            )
+        size = tensor_bytes(kind, shape)
+        if offset % alignment or offset + (size or 0) > _INT64_MAX:
+            self._bad(f"the tensor {name} lies at the impossible offset {offset}", at=start, code="bad-tensor")
+        return TensorInfo(name=name, shape=shape, ggml_type=kind, offset=offset, size_bytes=size)
+
+    def _alignment(self, metadata: Mapping[str, Value]) -> int:
+        value = metadata.get("general.alignment", _DEFAULT_ALIGNMENT)
+        if type(value) is not int or not 0 < value <= _MAX_ALIGNMENT or value & (value - 1):
+            self._bad(f"the alignment {value} is no power of two up to {_MAX_ALIGNMENT}")
+        return value
+
+    # -- atoms --------------------------------------------------------------------------------------------------------
+
+    def _have(self, count: int) -> Generator[int, None, None]:
+        while len(self.data) < self._at + count:
+            yield self._at + count
+
+    def _number(self, form: struct.Struct) -> Generator[int, None, int]:
+        yield from self._have(form.size)
+        number: int = form.unpack_from(self.data, self._at)[0]
+        self._at += form.size
+        return number
+
+    def _scalar(self, form: struct.Struct) -> Generator[int, None, Scalar]:
+        yield from self._have(form.size)
+        value: Scalar = form.unpack_from(self.data, self._at)[0]
+        self._at += form.size
+        return value
+
+    def _bytes(self, most: int, what: str, start: int) -> Generator[int, None, bytes]:
+        length = yield from self._number(_U64)
+        if length > most:
+            self._bad(f"a {what} of {length} bytes is impossible", at=start)
+        yield from self._have(length)
+        data = bytes(self.data[self._at : self._at + length])
+        self._at += length
+        return data
+
+    def _string(self) -> Generator[int, None, str]:
+        """A value. Those that are no UTF-8 (a broken licence text, say) are no reason to refuse a model."""
+        data = yield from self._bytes(MAX_HEADER_BYTES, "string", self._at)
+        return data.decode(errors="replace")
+
+    def _text(self, most: int, what: str, start: int) -> Generator[int, None, str]:
+        """A name: it decides what is read, and is shown, so it must be printable."""
+        data = yield from self._bytes(most, what, start)
+        try:
+            text = data.decode()
+        except UnicodeDecodeError:
+            self._bad(f"a {what} is no UTF-8", at=start)
+        if not text or not text.isprintable():
+            self._bad(f"the {what} {text!r} is empty or holds control characters", at=start)
+        return text
+
+    def _bad(self, problem: str, *, at: int | None = None, code: str = "bad-header") -> NoReturn:
+        raise IntegrityError(
+            f"{self._name} is damaged at byte {self._at if at is None else at} of its header",
+            code=code,
+            cause=problem,
+            hint="fetch the file again, or ask whoever made it",
+        )
+
+
+def parse(data: bytes, *, name: str = "the file") -> Header | NeedMore:
+    """The header at the start of ``data``, or how many bytes of the file are needed at least.
 
     Raises:
-        IntegrityError: ``not-gguf``, ``big-endian``, ``gguf-version``, ``bad-count``, ``bad-length``, ``bad-type``,
-            ``bad-name``, ``bad-value``, ``bad-shape``, ``bad-offset``, ``duplicate-name``, ``header-too-large``:
-            the file's name and the byte offset are in the message.
+        IntegrityError: As ``HeaderReader.feed``.
     """
-    reader = _Reader(data, name)
-    try:
-        return _parse(reader)
-    except _OutOfBytesError as more:
-        return NeedMore(size_bytes=more.size_bytes)
+    return HeaderReader(name).feed(data)
+
+
+def overlapping(tensors: list[TensorInfo]) -> tuple[TensorInfo, TensorInfo] | None:
+    """Two tensors that claim the same bytes, if there are any. One of unknown size claims its first byte."""
+    before: TensorInfo | None = None
+    for tensor in sorted((t for t in tensors if t.size_bytes != 0), key=lambda t: t.offset):
+        if before is not None and before.offset + (before.size_bytes or 1) > tensor.offset:
+            return before, tensor
+        before = tensor
+    return None
+
+
+def check_size(header: Header, size_bytes: int, *, name: str) -> None:
+    """Hold a header against the size of its file.
+
+    Raises:
+        IntegrityError: ``file-cut`` where a tensor reaches beyond the end, ``trailing-data`` where more follows the
+            last tensor than padding: two files were joined.
+    """
+    end = header.data_offset
+    for tensor in header.tensors:
+        tensor_end = header.data_offset + tensor.offset + (1 if tensor.size_bytes is None else tensor.size_bytes)
+        if tensor_end > size_bytes:
+            raise IntegrityError(
+                f"{name} is cut: the tensor {tensor.name} lies outside of it",
+                code="file-cut",
+                cause=f"it ends at byte {tensor_end:,}, and the file has {size_bytes:,}",
+                hint="fetch the file again",
+            )
+        end = max(end, tensor_end)
+    is_known = all(tensor.size_bytes is not None for tensor in header.tensors)
+    if is_known and size_bytes > -(-end // header.alignment) * header.alignment:
+        raise IntegrityError(
+            f"{name} goes on after its last tensor, as files do that were joined",
+            code="trailing-data",
+            cause=f"its tensors end at byte {end:,}, and the file has {size_bytes:,}",
+            hint="fetch the file again; shards are never joined, llama.cpp finds them by their names",
+        )
+
+
+_READ_BYTES: Final = 128 << 10
+"""Read at a time: a shard of weights has a header of some 16 KiB."""
 
 
 def read_header(path: Path) -> Header:
-    """The header of a file, reading little more than it.
+    """The header of a file, held against the file's size. Reads no further than one small step beyond it.
 
     Raises:
-        UsageError: ``no-such-file`` or ``unreadable-file``.
-        IntegrityError: As ``parse``; ``truncated`` where the file ends inside its header.
+        IntegrityError: As ``HeaderReader.feed`` and ``check_size``; ``empty-file``, ``missing-file``, ``unreadable``.
+    """
+    return read_prefix(path)[0]
+
+
+def read_prefix(path: Path) -> tuple[Header, bytes, int]:
+    """The header of a file, the bytes up to its data section, and the file's size in bytes.
+
+    Raises:
+        IntegrityError: As ``read_header``.
     """
     try:
         with path.open("rb") as stream:
-            data = stream.read(_FIRST_READ_BYTES)
-            while isinstance(answer := parse(data, name=path.name), NeedMore):
-                more = stream.read(max(answer.size_bytes - len(data), 3 * len(data)))
-                if not more:
-                    raise IntegrityError(
-                        f"{path.name} ends inside its header, at byte {len(data):,}",
-                        code="truncated" if data else "empty-file",
-                        hint="fetch it again, whole",
-                    )
-                data += more
-            return answer
+            size = os.fstat(stream.fileno()).st_size
+            header, data = read_from(
+                lambda start, count: _pread(stream.fileno(), start, count), size_bytes=size, name=str(path)
+            )
     except FileNotFoundError as error:
-        raise UsageError(f"there is no file {path}", code="no-such-file") from error
+        raise IntegrityError(f"{path} is missing", code="missing-file") from error
     except OSError as error:
-        raise UsageError(f"cannot read {path}", code="unreadable-file", cause=error.strerror) from error
+        raise IntegrityError(f"{path} cannot be read", code="unreadable", cause=error.strerror) from error
+    return header, data, size
 
 
-def _parse(reader: _Reader) -> Header:
-    version = _preamble(reader)
-    tensor_count = _count(reader, "tensors", smallest_bytes=8 + 1 + 4 + 8 + 4 + 8)
-    key_count = _count(reader, "keys", smallest_bytes=8 + 1 + 4 + 1)
-    metadata: dict[str, Value] = {}
-    for _ in range(key_count):
-        start = reader.at
-        key = reader.label(_MAX_NAME_BYTES, "a key")
-        if key in metadata:
-            reader.refuse("duplicate-name", f"a second key {key!r}", start)
-        metadata[key] = _value(reader, key)
-    alignment = metadata.get("general.alignment", 32)
-    if (
-        not isinstance(alignment, int)
-        or isinstance(alignment, bool)
-        or not 1 <= alignment <= _MAX_ALIGNMENT
-        or alignment & (alignment - 1)
-    ):
-        reader.refuse("bad-value", f"an alignment of {alignment!r}")
-    tensors = _tensors(reader, tensor_count, alignment)
-    data_offset = -(-reader.at // alignment) * alignment
-    return Header(version=version, metadata=metadata, tensors=tensors, alignment=alignment, data_offset=data_offset)
+def _pread(descriptor: int, start: int, count: int) -> bytes:
+    os.lseek(descriptor, start, os.SEEK_SET)
+    return os.read(descriptor, count)
 
 
-def _preamble(reader: _Reader) -> int:
-    magic = reader.data[:4]
-    if magic != MAGIC[: len(magic)]:
-        reader.refuse("not-gguf", f"no GGUF file: it starts with {magic!r}", 0)
-    reader.skip(4)
-    version = reader.integer("I")
-    if version in (2, 3):
-        return version
-    if int.from_bytes(version.to_bytes(4, "little"), "big") in (2, 3):
-        reader.refuse("big-endian", "a big-endian GGUF; llama.cpp on this machine reads little-endian ones only", 4)
-    return reader.refuse("gguf-version", f"GGUF version {version}; 2 and 3 are known", 4)
+def read_from(
+    fetch: Callable[[int, int], bytes], *, size_bytes: int, name: str, step_bytes: int = _READ_BYTES
+) -> tuple[Header, bytes]:
+    """A header from wherever ``fetch(start, count)`` gets bytes, and those bytes up to its data section.
 
-
-def _count(reader: _Reader, what: str, *, smallest_bytes: int) -> int:
-    start = reader.at
-    count = reader.integer("Q")
-    if count * smallest_bytes > MAX_HEADER_BYTES:
-        reader.refuse("bad-count", f"a count of {count:,} {what}", start)
-    return count
-
-
-def _value(reader: _Reader, key: str) -> Value:
-    start = reader.at
-    kind = reader.integer("I")
-    if kind == _STRING:
-        return reader.text(_MAX_STRING_BYTES, f"a value of {key}").decode("utf-8", errors="replace")
-    if kind == _ARRAY:
-        return _array(reader, key)
-    return _scalar(reader, kind, key, start)
-
-
-def _scalar(reader: _Reader, kind: int, key: str, start: int) -> Scalar:
-    code = _SCALARS.get(kind)
-    if code is None:
-        reader.refuse("bad-type", f"an unknown value type {kind} of {key}", start)
-    value = reader.number(code)
-    if kind != _BOOL:
-        return value
-    if value not in (0, 1):
-        reader.refuse("bad-value", f"a truth value of {value} for {key}", start)
-    return bool(value)
-
-
-def _array(reader: _Reader, key: str) -> Value:
-    start = reader.at
-    kind, length = reader.integer("I"), reader.integer("Q")
-    if kind == _STRING:
-        if length * _U64.size > MAX_HEADER_BYTES:
-            reader.refuse("bad-length", f"{length:,} strings in {key}", start)
-        _skip_strings(reader, length, key)
-        return SkippedArray(element_type=kind, length=length)
-    code = _SCALARS.get(kind)
-    if code is None:  # nested arrays among them: llama.cpp refuses those too
-        reader.refuse("bad-type", f"an array of type {kind} for {key}", start)
-    width = struct.calcsize("<" + code)
-    if length * width > MAX_HEADER_BYTES:
-        reader.refuse("bad-length", f"{length:,} numbers in {key}", start)
-    at = reader.skip(length * width)
-    if length > MAX_KEPT_NUMBERS:
-        return SkippedArray(element_type=kind, length=length)
-    numbers = struct.unpack_from(f"<{length}{code}", reader.data, at)
-    return tuple(map(bool, numbers)) if kind == _BOOL else numbers
-
-
-def _skip_strings(reader: _Reader, count: int, key: str) -> None:
-    """Step over a list of strings; the one loop whose speed matters (K3 has 163,840 tokens)."""
-    data, at, end, unpack = reader.data, reader.at, len(reader.data), _U64.unpack_from
-    for done in range(count):
-        after = at + 8
-        if after > end:
-            raise _OutOfBytesError(after + 8 * (count - done - 1))
-        (length,) = unpack(data, at)
-        if length > _MAX_STRING_BYTES:
-            reader.refuse("bad-length", f"a string of {length:,} bytes in {key}", at)
-        at = after + length
-        if at > MAX_HEADER_BYTES:
-            reader.refuse("header-too-large", f"a header of more than {MAX_HEADER_BYTES // MIB} MiB", at)
-    if at > end:
-        raise _OutOfBytesError(at)
-    reader.at = at
-
-
-def _tensors(reader: _Reader, count: int, alignment: int) -> tuple[TensorInfo, ...]:
-    tensors: list[TensorInfo] = []
-    names: set[str] = set()
-    for _ in range(count):
-        start = reader.at
-        tensor = _tensor(reader, alignment)
-        if tensor.name in names:
-            reader.refuse("duplicate-name", f"a second tensor {tensor.name!r}", start)
-        names.add(tensor.name)
-        tensors.append(tensor)
-    end, before = 0, ""
-    for tensor in sorted(tensors, key=lambda tensor: tensor.offset):
-        if tensor.offset < end:
-            reader.refuse("bad-offset", f"the data of {tensor.name!r} overlaps that of {before!r}: the table ends")
-        end, before = tensor.offset + (tensor.size_bytes or 1), tensor.name
-    return tuple(tensors)
-
-
-def _tensor(reader: _Reader, alignment: int) -> TensorInfo:
-    start = reader.at
-    name = reader.label(_MAX_TENSOR_NAME_BYTES, "a tensor name")
-    dimensions = reader.integer("I")
-    if not 1 <= dimensions <= _MAX_DIMENSIONS:
-        reader.refuse("bad-shape", f"{name!r} with {dimensions} dimensions", start)
-    shape = struct.unpack_from(f"<{dimensions}Q", reader.data, reader.skip(8 * dimensions))
-    kind, offset = reader.integer("I"), reader.integer("Q")
-    numbers = math.prod(shape)
-    if not 0 < numbers < 1 << 63:
-        reader.refuse("bad-shape", f"{name!r} with the shape {shape}", start)
-    block = TENSOR_TYPES.get(kind)
-    if block is not None and shape[0] % block.block:
-        reader.refuse("bad-shape", f"{name!r} has rows of {shape[0]:,}, no multiple of {block.block}", start)
-    size = None if block is None else numbers // block.block * block.block_bytes
-    if offset % alignment or offset + (size or 0) >= 1 << 63:
-        reader.refuse("bad-offset", f"{name!r} at the offset {offset:,}", start)
-    return TensorInfo(name=name, shape=shape, ggml_type=kind, offset=offset, size_bytes=size)
+    Raises:
+        IntegrityError: As ``read_header``, but for the file system's own.
+    """
+    if size_bytes == 0:
+        raise IntegrityError(f"{name} is empty", code="empty-file", hint="fetch the file again")
+    reader = HeaderReader(name, size_bytes=size_bytes)
+    answer = reader.feed(b"")
+    while isinstance(answer, NeedMore):
+        have = len(reader.data)
+        piece = fetch(have, min(max(answer.size_bytes, have + step_bytes), size_bytes) - have)
+        if not piece:
+            raise IntegrityError(f"{name} ended at byte {have} while it was read", code="header-cut")
+        answer = reader.feed(piece)
+    check_size(answer, size_bytes, name=name)
+    return answer, bytes(reader.data[: answer.data_offset])
