@@ -5,7 +5,7 @@ runs of elements, in order; elements before the first run stay on the host, as l
 """
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Final
@@ -25,43 +25,48 @@ class Element:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Packing:
-    """For each element its device (None: host), and which of its expert tensors lie there too."""
+    """For each element the device of its trunk (None: host), and of each of its expert tensors."""
 
     device: tuple[int | None, ...]
-    kept: tuple[tuple[bool, ...], ...]
+    experts: tuple[tuple[int | None, ...], ...]
 
     def expert_bytes(self, elements: Sequence[Element]) -> int:
         """Expert bytes on devices."""
         return sum(
             size
-            for element, kept in zip(elements, self.kept, strict=True)
-            for size, here in zip(element.experts, kept, strict=True)
-            if here
+            for element, places in zip(elements, self.experts, strict=True)
+            for size, place in zip(element.experts, places, strict=True)
+            if place is not None
         )
 
     def used_bytes(self, elements: Sequence[Element], device: int) -> int:
         """What lies on one device."""
         return sum(
-            element.trunk_bytes + sum(size for size, here in zip(element.experts, kept, strict=True) if here)
-            for element, place, kept in zip(elements, self.device, self.kept, strict=True)
-            if place == device
+            (element.trunk_bytes if trunk == device else 0)
+            + sum(size for size, place in zip(element.experts, places, strict=True) if place == device)
+            for element, trunk, places in zip(elements, self.device, self.experts, strict=True)
         )
 
 
 def pack(elements: Sequence[Element], capacities: Sequence[int]) -> Packing:
     """The best packing: first the fewest trunks left on the host, then the most expert bytes on devices.
 
-    Where everything fits, the devices are filled in proportion, so that none is left without slack.
-    A negative capacity is a device that cannot even hold its own buffers: it takes nothing.
+    Experts lie with their trunk as far as that loses nothing; what a device has left over takes tensors of other
+    layers rather than leave them to the host. Where everything fits, devices are filled in proportion, so that none
+    is left without slack. A negative capacity is a device that cannot hold even its own buffers: it takes nothing.
     """
     first = _first_on_device(elements, capacities)
     if first == len(elements):
-        return Packing(device=(None,) * len(elements), kept=tuple((False,) * len(e.experts) for e in elements))
+        return Packing(device=(None,) * len(elements), experts=tuple((None,) * len(e.experts) for e in elements))
     whole = [element.trunk_bytes + element.expert_bytes for element in elements]
-    ends = _balanced(whole, capacities) if first == 0 else None
-    if ends is None:
-        ends = _best_ends(elements, capacities, first)
-    return _fill(elements, capacities, first, ends)
+    if first == 0 and (ends := _balanced(whole, capacities)) is not None:
+        return _fill(elements, capacities, first, ends)
+    gains = _Gains(elements)
+    near = _fill(elements, capacities, first, _best_ends(gains, capacities, first, gains.beside))
+    if first > 0 or len(capacities) == 1:
+        return near
+    far = _fill(elements, capacities, first, _best_ends(gains, capacities, first, gains.anywhere))
+    return far if far.expert_bytes(elements) > near.expert_bytes(elements) else near
 
 
 def _first_on_device(elements: Sequence[Element], capacities: Sequence[int]) -> int:
@@ -106,15 +111,16 @@ def _balanced(sizes: Sequence[int], capacities: Sequence[int]) -> list[int] | No
 
 
 class _Gains:
-    """Expert bytes that fit beside the trunks of a run: whole elements in order, then tensors of those left over."""
+    """What a run of elements and the slack beside their trunks are worth, in expert bytes."""
 
     def __init__(self, elements: Sequence[Element]) -> None:
         self.trunk = [0, *accumulate(element.trunk_bytes for element in elements)]
         self.experts = [0, *accumulate(element.expert_bytes for element in elements)]
         self.tensors = [sorted(element.experts, reverse=True) for element in elements]
+        self.largest = max((size for element in elements for size in element.experts), default=0) or 1
 
-    def of(self, start: int, end: int, slack: int) -> int:
-        """Bytes kept of elements ``start`` to ``end`` in ``slack`` bytes; the greedy choice that ``_fill`` makes."""
+    def beside(self, start: int, end: int, slack: int) -> int:
+        """Bytes kept of the run's own experts: whole elements in order, then tensors; as ``_fill`` chooses them."""
         experts = self.experts
         if experts[end] - experts[start] <= slack:
             return experts[end] - experts[start]
@@ -125,11 +131,17 @@ class _Gains:
                 kept += size
         return kept
 
+    def anywhere(self, _start: int, _end: int, slack: int) -> int:
+        """Bytes that whole tensors of any layer can take of ``slack``, taking all as large as the largest."""
+        return slack // self.largest * self.largest
 
-def _best_ends(elements: Sequence[Element], capacities: Sequence[int], first: int) -> list[int]:
-    """Ends of the devices' runs that keep the most expert bytes, by dynamic programming over devices and ends."""
-    gains, count = _Gains(elements), len(elements)
+
+def _best_ends(
+    gains: _Gains, capacities: Sequence[int], first: int, worth: Callable[[int, int, int], int]
+) -> list[int]:
+    """Ends of the devices' runs that are worth the most, by dynamic programming over devices and ends."""
     trunk = gains.trunk
+    count = len(trunk) - 1
     best: dict[int, int] = {first: 0}
     came_from: list[dict[int, int]] = []
     for position, capacity in enumerate(capacities):
@@ -141,13 +153,12 @@ def _best_ends(elements: Sequence[Element], capacities: Sequence[int], first: in
             for end in range(start, count + 1):
                 slack = room - trunk[end]
                 if slack < 0:
-                    if end == start:  # a device without room takes nothing, and that is fine
-                        slack = 0
-                    else:
+                    if end > start:
                         break
+                    slack = 0  # a device without room takes nothing, and that is fine
                 if is_last and end != count:
                     continue
-                total = value + gains.of(start, end, slack)
+                total = value + worth(start, end, slack)
                 if total > following.get(end, -1):
                     following[end] = total
                     origin[end] = start
@@ -161,22 +172,52 @@ def _best_ends(elements: Sequence[Element], capacities: Sequence[int], first: in
 
 def _fill(elements: Sequence[Element], capacities: Sequence[int], first: int, ends: Sequence[int]) -> Packing:
     device: list[int | None] = [None] * len(elements)
-    kept = [[False] * len(element.experts) for element in elements]
+    experts: list[list[int | None]] = [[None] * len(element.experts) for element in elements]
+    left: list[int] = []
     start = first
     for number, (capacity, end) in enumerate(zip(capacities, ends, strict=True)):
-        slack = capacity - sum(element.trunk_bytes for element in elements[start:end])
         device[start:end] = [number] * (end - start)
-        for index in range(start, end):
-            element = elements[index]
-            if element.expert_bytes <= slack:
-                kept[index] = [True] * len(element.experts)
-                slack -= element.expert_bytes
-                continue
-            # One layer is split at most: its largest expert tensors that still fit; the layers after it stay away.
-            for tensor in sorted(range(len(element.experts)), key=lambda t: -elements[index].experts[t]):
-                if element.experts[tensor] <= slack:
-                    kept[index][tensor] = True
-                    slack -= element.experts[tensor]
-            break
+        slack = capacity - sum(element.trunk_bytes for element in elements[start:end])
+        left.append(_take_own(elements, experts, range(start, end), number, slack))
         start = end
-    return Packing(device=tuple(device), kept=tuple(map(tuple, kept)))
+    if first == 0:
+        _spill(elements, experts, left)
+    return Packing(device=tuple(device), experts=tuple(map(tuple, experts)))
+
+
+def _take_own(elements: Sequence[Element], experts: list[list[int | None]], run: range, number: int, slack: int) -> int:
+    """Give a device the experts of its own run that fit; returns the slack that is left."""
+    for index in run:
+        element = elements[index]
+        if element.expert_bytes <= slack:
+            experts[index] = [number] * len(element.experts)
+            slack -= element.expert_bytes
+            continue
+        # One layer is split at most: its largest tensors that still fit; the layers after it stay on the host.
+        for tensor in _largest_first(element):
+            if element.experts[tensor] <= slack:
+                experts[index][tensor] = number
+                slack -= element.experts[tensor]
+        break
+    return slack
+
+
+def _spill(elements: Sequence[Element], experts: list[list[int | None]], left: list[int]) -> None:
+    """Give what devices have left over to tensors that would stay on the host: whole layers first, then single ones."""
+    for index, element in enumerate(elements):
+        if element.experts and all(place is None for place in experts[index]):
+            number = max(range(len(left)), key=lambda d: left[d])
+            if element.expert_bytes <= left[number]:
+                experts[index] = [number] * len(element.experts)
+                left[number] -= element.expert_bytes
+    for index, element in enumerate(elements):
+        for tensor in _largest_first(element):
+            fitting = [d for d, room in enumerate(left) if room >= element.experts[tensor]]
+            if experts[index][tensor] is None and fitting:
+                number = min(fitting, key=lambda d: left[d])  # the tightest: larger gaps stay for larger tensors
+                experts[index][tensor] = number
+                left[number] -= element.experts[tensor]
+
+
+def _largest_first(element: Element) -> list[int]:
+    return sorted(range(len(element.experts)), key=lambda tensor: -element.experts[tensor])

@@ -196,14 +196,23 @@ class _Table:
     def _layout(self, packing: Packing) -> Layout:
         places: list[LayerPlace] = []
         moved: list[tuple[str, int | None]] = []
-        for layer, device, kept in zip(self.spec.layers, packing.device, packing.kept, strict=False):
+        for layer, device, experts in zip(self.spec.layers, packing.device, packing.experts, strict=False):
             groups = self.experts[layer.index]
-            here = not groups or any(kept)
-            places.append(LayerPlace(trunk=device, experts=device if here else HOST))
-            if here and not all(kept):
-                left = (names for (names, _), stays in zip(groups, kept, strict=True) if not stays)
-                moved.extend((name, HOST) for names in left for name in names)
+            where = experts or (HOST,) * len(groups)  # experts that were not packed stay pageable
+            usual = _usual_place(device, where, [size for _, size in groups])
+            places.append(LayerPlace(trunk=device, experts=usual))
+            for (names, _), place in zip(groups, where, strict=True):
+                if place != usual:
+                    moved.extend((name, place) for name in names)
         return Layout(devices=self._names(), layers=tuple(places), head=packing.device[-1], moved=tuple(moved))
+
+
+def _usual_place(trunk: int | None, experts: Sequence[int | None], sizes: Sequence[int]) -> int | None:
+    """Where most of a layer's expert bytes lie; with its trunk where it has none, or as much lies there."""
+    held: defaultdict[int | None, int] = defaultdict(int)
+    for place, size in zip(experts, sizes, strict=True):
+        held[place] += size
+    return max(held, key=lambda place: (held[place], place == trunk, place is not None), default=trunk)
 
 
 def _less(capacities: Sequence[int], reserve: Sequence[int]) -> list[int]:

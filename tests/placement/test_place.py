@@ -1,0 +1,273 @@
+"""Placement of K3 by tables and by property: every byte once, no budget broken, more memory never worse."""
+
+import time
+from dataclasses import replace
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from kimigguf.catalogue.profiles import find_quant, load_model
+from kimigguf.hardware.snapshot import Accelerator, Machine, MemoryKind, Ram
+from kimigguf.memory.layout import HOST, Layout
+from kimigguf.memory.ledger import Column, Component
+from kimigguf.memory.model import ModelSpec
+from kimigguf.memory.settings import KvType, Settings
+from kimigguf.placement.budget import Budget, budget
+from kimigguf.placement.place import Placed, Policy, Shortfall, device_need_bytes, place, resident_bytes
+from kimigguf.units import GIB, MIB
+
+PROFILE = load_model()
+QUANTS = ("UD-IQ1_S", "UD-IQ1_M", "UD-IQ2_XXS", "UD-Q2_K_XL", "UD-Q4_K_XL", "UD-Q8_K_XL")
+SPECS = {name: ModelSpec.from_profile(PROFILE, find_quant(PROFILE, name)) for name in QUANTS}
+LAYER_EXPERTS = {name: max(layer.expert_bytes for layer in spec.layers) for name, spec in SPECS.items()}
+
+some_settings = st.builds(
+    Settings,
+    context_tokens=st.sampled_from([4096, 32768, 131072, 262144, 1048576]),
+    slots=st.sampled_from([1, 2, 4, 8]),
+    ubatch_tokens=st.sampled_from([256, 512, 2048, 4096]),
+    batch_tokens=st.just(4096),
+    kv_type=st.sampled_from([KvType.F16, KvType.Q8_0, KvType.Q4_0]),
+)
+some_devices = st.lists(st.sampled_from([4, 8, 11, 12, 16, 24, 32, 40, 48, 80, 96, 141, 180]), max_size=16)
+quick = settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
+)
+
+
+def rough_buffers(_: ModelSpec, wanted: Settings, layout: Layout) -> tuple[int, ...]:
+    """Stands in for the engine's allocator (40 ms a question) where a property is tried on many machines."""
+    copies = 4 if len(layout.devices) > 1 and not layout.is_overridden else 1
+    per_token = MIB + 2 * wanted.stream_tokens * copies
+    runs = [[i for i, place in enumerate(layout.layers) if place.trunk == d] for d in range(len(layout.devices))]
+    return (*(wanted.effective_ubatch_tokens * (per_token + run[-1] * 4096) if run else 0 for run in runs), 512 * MIB)
+
+
+@pytest.fixture
+def cheap_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kimigguf.memory.ledger.compute_bytes", rough_buffers)
+
+
+def budget_of(ram_gib: float, devices_gib: list[int], kind: MemoryKind = MemoryKind.DISCRETE) -> Budget:
+    accelerators = tuple(Accelerator(name="GPU", memory_kind=kind, total_bytes=size * GIB) for size in devices_gib)
+    machine = Machine(name="m", source="test", ram=Ram(total_bytes=int(ram_gib * GIB)), accelerators=accelerators)
+    return budget(machine)
+
+
+def check(spec: ModelSpec, have: Budget, placed: Placed) -> None:
+    model_rows = [row for row in placed.ledger.rows if row.column is Column.MODEL]
+    assert sum(row.size_bytes or 0 for row in model_rows) == spec.weight_bytes, "every tensor exactly once"
+    for index, device in enumerate(have.devices[: len(placed.layout.devices)]):
+        holds = any(index in (place.trunk, place.experts) for place in placed.layout.layers)
+        if holds or placed.layout.head == index:
+            assert device_need_bytes(placed.ledger, index) <= (device.usable_bytes or 0), device.name
+    names = {weight.name for weight in spec.weights}
+    assert all(name in names for name, _ in placed.layout.moved)
+    host = placed.ledger.total_bytes(HOST)
+    shared = sum(device_need_bytes(placed.ledger, i) for i, device in enumerate(have.devices) if device.unified)
+    assert have.ram_bytes is not None
+    assert host + shared - placed.streamed_bytes <= have.ram_bytes
+
+
+def host_trunks(placed: Placed) -> int:
+    return sum(place.trunk is HOST for place in placed.layout.layers)
+
+
+def host_expert_bytes(placed: Placed) -> int:
+    return sum(r.size_bytes or 0 for r in placed.ledger.rows if r.device is HOST and r.component is Component.EXPERTS)
+
+
+@pytest.mark.usefixtures("cheap_buffers")
+@quick
+@given(st.sampled_from(QUANTS), st.integers(64, 2048), some_devices, some_settings, st.booleans())
+def test_every_byte_has_one_place_and_no_budget_is_broken(
+    quant: str, ram_gib: int, devices: list[int], wanted: Settings, may_stream: bool
+) -> None:
+    have = budget_of(ram_gib, devices)
+    answer = place(SPECS[quant], have, wanted, policy=Policy(may_stream=may_stream))
+    if isinstance(answer, Placed):
+        check(SPECS[quant], have, answer)
+        assert bool(answer.gave_way) == (answer.settings != wanted), "nothing gives way silently"
+    else:
+        assert answer.missing_bytes > 0
+
+
+@pytest.mark.usefixtures("cheap_buffers")
+@quick
+@given(st.sampled_from(QUANTS), some_devices.filter(bool), some_settings)
+def test_devices_are_filled_to_within_one_layers_experts(quant: str, devices: list[int], wanted: Settings) -> None:
+    have = budget_of(4096, devices)
+    answer = place(SPECS[quant], have, wanted)
+    assert isinstance(answer, Placed)
+    if host_trunks(answer) == 0 and host_expert_bytes(answer):
+        for index, device in enumerate(have.devices):
+            unused = (device.usable_bytes or 0) - device_need_bytes(answer.ledger, index)
+            run = [i for i, place in enumerate(answer.layout.layers) if place.trunk == index]
+            assert not run or unused <= LAYER_EXPERTS[quant], device.name
+
+
+@pytest.mark.usefixtures("cheap_buffers")
+@quick
+@given(
+    st.sampled_from(QUANTS),
+    st.integers(64, 2048),
+    some_devices,
+    some_settings,
+    st.tuples(st.integers(0, 256), st.integers(0, 64), st.integers(0, 15)),
+)
+def test_more_memory_never_makes_a_placement_worse(
+    quant: str, ram_gib: int, devices: list[int], wanted: Settings, more: tuple[int, int, int]
+) -> None:
+    more_ram, more_vram, which = more
+    larger = list(devices)
+    if larger:
+        larger[which % len(larger)] += more_vram
+    small = place(SPECS[quant], budget_of(ram_gib, devices), wanted, policy=Policy(may_stream=True))
+    large = place(SPECS[quant], budget_of(ram_gib + more_ram, larger), wanted, policy=Policy(may_stream=True))
+    if isinstance(small, Shortfall):
+        return
+    assert isinstance(large, Placed)
+    assert large.settings.context_tokens >= small.settings.context_tokens
+    assert bool(large.streamed_bytes) <= bool(small.streamed_bytes)
+    if large.settings == small.settings:
+        assert large.streamed_bytes <= small.streamed_bytes
+        assert (host_trunks(large), host_expert_bytes(large)) <= (host_trunks(small), host_expert_bytes(small))
+
+
+@pytest.mark.usefixtures("cheap_buffers")
+@quick
+@given(st.sampled_from(QUANTS), some_devices, some_settings)
+def test_a_smaller_context_never_needs_more(quant: str, devices: list[int], wanted: Settings) -> None:
+    have = budget_of(4096, devices)
+    shorter = replace(wanted, context_tokens=max(1024, wanted.context_tokens // 4))
+    long, short = place(SPECS[quant], have, wanted), place(SPECS[quant], have, shorter)
+    assert isinstance(long, Placed)
+    assert isinstance(short, Placed)
+
+    def total(placed: Placed) -> int:
+        return sum(row.size_bytes or 0 for row in placed.ledger.rows if row.component is not Component.COMPUTE)
+
+    assert total(short) <= total(long)
+    assert host_trunks(short) <= host_trunks(long)
+
+
+def test_the_trunk_goes_to_the_device_before_any_expert() -> None:
+    answer = place(SPECS["UD-Q2_K_XL"], budget_of(768, [96]), Settings())
+    assert isinstance(answer, Placed)
+    assert host_trunks(answer) == 0
+    assert answer.layout.head == 0
+    kept = [place.experts == 0 for place in answer.layout.layers]
+    assert 0 < sum(kept) < 10
+
+
+def test_a_device_too_small_for_the_trunk_takes_the_last_layers_and_the_head() -> None:
+    answer = place(SPECS["UD-IQ1_S"], budget_of(768, [24]), Settings())
+    assert isinstance(answer, Placed)
+    trunks = [place.trunk for place in answer.layout.layers]
+    assert trunks == sorted(trunks, key=lambda trunk: -1 if trunk is None else trunk)
+    assert trunks[0] is HOST
+    assert trunks[-1] == answer.layout.head == 0
+    assert host_expert_bytes(answer) == sum(layer.expert_bytes for layer in SPECS["UD-IQ1_S"].layers)
+
+
+def test_a_device_that_holds_not_even_its_buffers_is_not_used() -> None:
+    answer = place(SPECS["UD-IQ1_S"], budget_of(768, [1]), Settings(ubatch_tokens=4096, batch_tokens=4096))
+    assert isinstance(answer, Placed)
+    assert answer.layout.devices == ()
+
+
+def test_a_device_of_unknown_memory_takes_nothing_and_a_notice_says_so() -> None:
+    accelerators = (Accelerator(name="A", memory_kind=MemoryKind.DISCRETE),)
+    machine = Machine(name="m", source="test", ram=Ram(total_bytes=1024 * GIB), accelerators=accelerators)
+    answer = place(SPECS["UD-IQ1_S"], budget(machine), Settings())
+    assert isinstance(answer, Placed)
+    assert host_trunks(answer) == 93
+    assert any("gpu0" in notice for notice in answer.notices)
+
+
+def test_unknown_ram_bounds_nothing_and_a_notice_says_so() -> None:
+    machine = Machine(name="m", source="test", accelerators=())
+    answer = place(SPECS["UD-IQ1_S"], budget(machine), Settings())
+    assert isinstance(answer, Placed)
+    assert any("unknown" in notice for notice in answer.notices)
+
+
+@pytest.mark.parametrize("missing_gib", [0.1, 3, 9, 13])
+def test_a_tight_host_lowers_checkpoints_before_anything_else(missing_gib: float) -> None:
+    spec, wanted = SPECS["UD-IQ1_S"], Settings(checkpoints=32)
+    enough = budget_of(1024, [])
+    need = place(spec, enough, wanted)
+    assert isinstance(need, Placed)
+    have = replace(enough, ram_bytes=need.ledger.total_bytes(HOST) - int(missing_gib * GIB))
+    answer = place(spec, have, wanted)
+    assert isinstance(answer, Placed)
+    check(spec, have, answer)
+    assert 1 <= answer.settings.checkpoints < 32
+    more = replace(wanted, checkpoints=answer.settings.checkpoints + 1)
+    assert not isinstance(again := place(spec, have, more), Shortfall)
+    assert again.gave_way, "no more was taken away than had to be"
+    assert answer.gave_way[0].startswith("context checkpoints")
+    assert answer.settings.context_tokens == 32768
+
+
+def test_what_cannot_fit_is_a_value_that_names_the_missing_bytes() -> None:
+    answer = place(SPECS["UD-IQ1_S"], budget_of(512, []), Settings())
+    assert isinstance(answer, Shortfall)
+    assert answer.missing_bytes == answer.need_bytes - answer.have_bytes > 50 * GIB
+    assert answer.gave_way
+    assert "missing" in answer.reason
+
+
+def test_experts_that_do_not_fit_stream_when_they_may() -> None:
+    have = budget_of(256, [24])
+    answer = place(SPECS["UD-IQ1_S"], have, Settings(), policy=Policy(may_stream=True))
+    assert isinstance(answer, Placed)
+    assert answer.streamed_bytes == answer.ledger.total_bytes(HOST) - (have.ram_bytes or 0) > 200 * GIB
+    assert not answer.settings.repack
+    assert answer.gave_way == (), "what streams anyway need not give up its context"
+    assert any("stream from disk" in notice for notice in answer.notices)
+
+
+def test_streaming_still_needs_room_for_trunk_cache_and_buffers() -> None:
+    answer = place(SPECS["UD-IQ1_S"], budget_of(32, []), Settings(), policy=Policy(may_stream=True))
+    assert isinstance(answer, Shortfall)
+    assert answer.resident_bytes > answer.have_bytes
+
+
+def test_unified_memory_holds_everything_once_or_streams() -> None:
+    have = budget_of(1024, [1024], MemoryKind.UNIFIED)
+    answer = place(SPECS["UD-IQ1_S"], have, Settings())
+    assert isinstance(answer, Placed)
+    check(SPECS["UD-IQ1_S"], have, answer)
+    assert host_expert_bytes(answer) == 0
+    small = budget_of(512, [512], MemoryKind.UNIFIED)
+    streaming = place(SPECS["UD-IQ1_S"], small, Settings(), policy=Policy(may_stream=True))
+    assert isinstance(streaming, Placed)
+    check(SPECS["UD-IQ1_S"], small, streaming)
+    assert streaming.streamed_bytes
+    assert resident_bytes(streaming.ledger) < (small.ram_bytes or 0)
+
+
+def test_an_integrated_gpu_beside_a_real_one_takes_nothing() -> None:
+    accelerators = (
+        Accelerator(name="iGPU", memory_kind=MemoryKind.UNIFIED, total_bytes=64 * GIB),
+        Accelerator(name="GPU", memory_kind=MemoryKind.DISCRETE, total_bytes=96 * GIB),
+    )
+    machine = Machine(name="m", source="test", ram=Ram(total_bytes=768 * GIB), accelerators=accelerators)
+    answer = place(SPECS["UD-IQ1_S"], budget(machine), Settings())
+    assert isinstance(answer, Placed)
+    assert {place.trunk for place in answer.layout.layers} == {1}
+
+
+def test_eight_devices_are_placed_in_a_tenth_of_a_second() -> None:
+    have = budget_of(1024, [24, 48, 24, 32, 80, 24, 16, 48])
+    place(SPECS["UD-Q2_K_XL"], have, Settings())
+    best = min(_timed(SPECS["UD-Q2_K_XL"], have) for _ in range(3))
+    assert best < 0.1
+
+
+def _timed(spec: ModelSpec, have: Budget) -> float:
+    start = time.perf_counter()
+    place(spec, have, Settings())
+    return time.perf_counter() - start
