@@ -1,354 +1,231 @@
-"""The files of one model as one set: which they are, what they hold together, and whether they belong together."""
+"""A set of GGUF files as one model: found by name, and held against itself."""
 
-import re
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from kimigguf.errors import IntegrityError, UsageError
-from kimigguf.gguf_file.header import Header, TensorInfo, Value, read_prefix
-from kimigguf.gguf_file.types import type_name
+from kimigguf.gguf_file.header import Header, TensorInfo, Value, check_size, read_header
+from kimigguf.gguf_file.names import ShardName, is_projector, sets
 
-_SHARD: Final = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
-"""llama.cpp's ``llama_split_path``: it finds the other shards of a set by nothing but this."""
-_EXPERTS: Final = re.compile(r"\.ffn_(up|down|gate|gate_up)_exps\.")
-_LAYOUTS: Final[Mapping[str, tuple[str, ...]]] = {
-    "kimi-k3": (
-        "block_count",
-        "embedding_length",
-        "attention.head_count",
-        "attention.head_count_kv",
-        "attention.kv_lora_rank",
-        "attention.key_length_mla",
-        "attention.value_length_mla",
-        "kda.head_dim",
-        "ssm.conv_kernel",
-        "expert_count",
-        "expert_used_count",
-        "expert_latent_length",
-        "attn_res.block_size",
-    )
-}
-"""Keys without which llama.cpp does not load the architecture: files made before it was final lack some of them."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShardName:
-    """``NAME-00002-of-00014.gguf`` taken apart; ``number`` counts from 1."""
-
-    stem: str
-    number: int
-    count: int
-
-    def sibling(self, number: int) -> str:
-        """The file name of another shard of the set."""
-        return f"{self.stem}-{number:05d}-of-{self.count:05d}.gguf"
-
-
-def shard_name(name: str) -> ShardName | None:
-    """A file name taken apart, or None for one that is not a shard's."""
-    match = _SHARD.fullmatch(name)
-    if match is None:
-        return None
-    return ShardName(stem=match["stem"], number=int(match["number"]), count=int(match["count"]))
+MAGIC: Final = b"GGUF"
+_NAMED: Final = 4
+"""So many names are listed in an error before the rest is counted."""
+MAX_FILES: Final = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardFile:
-    """One file: its name without a folder, its true size, its header, and the very bytes of that header."""
+    """One file of a set. ``header_path`` is a file that starts with its header: itself, or a cached copy of that."""
 
     name: str
     size_bytes: int
     header: Header
-    header_bytes: bytes = field(default=b"", repr=False, compare=False)
+    header_path: Path
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardSet:
-    """The files of one model in load order."""
+    """The files of one model in load order, checked against each other."""
 
     files: tuple[ShardFile, ...]
 
     @property
-    def metadata(self) -> Mapping[str, Value]:
-        """The first shard's keys: those of the model."""
-        return self.files[0].header.metadata
+    def metadata(self) -> "dict[str, Value]":
+        """The keys of the first shard, which carries the model's."""
+        return dict(self.files[0].header.metadata)
 
     @property
     def architecture(self) -> str | None:
-        """``general.architecture`` of the first shard, such as ``kimi-k3``."""
         return self.files[0].header.architecture
 
     @property
     def tensors(self) -> tuple[TensorInfo, ...]:
-        """Every tensor of every file, in load order."""
+        """All tensors in load order."""
         return tuple(tensor for file in self.files for tensor in file.header.tensors)
 
     @property
     def size_bytes(self) -> int:
-        """All files together."""
         return sum(file.size_bytes for file in self.files)
 
 
-# -- which files ------------------------------------------------------------------------------------------------------
-
-
 def find_set(path: Path) -> tuple[Path, ...]:
-    """All files of the model that ``path`` names, in load order; ``path`` is any shard of it, its folder, or its file.
+    """All files of the model that ``path`` names, in load order: any shard of it, its only file, or its folder.
 
     Raises:
-        UsageError: ``no-such-file``, ``not-gguf``, ``no-model`` or ``several-models`` (a folder with none or many).
-        IntegrityError: ``missing-shard``, naming it; ``mixed-sets`` where a folder holds two uploads of a set;
-            ``empty-file``; ``bad-shard-name``; ``unreadable``.
+        UsageError: ``no-such-file``, ``no-gguf``, ``several-sets``, ``not-gguf``, ``empty-file``, ``is-projector``.
+        IntegrityError: ``missing-shard`` with the names, ``mixed-set`` for a folder with two counts of one name.
     """
     try:
         if path.is_dir():
-            first = _only_model(path)
-        elif path.exists():
-            first = path
-        else:
-            raise UsageError(
-                f"there is no file or folder {path}", code="no-such-file", hint="what is on this machine: kimigguf list"
-            )
-        _require_gguf(first, named=not path.is_dir())
-        return _siblings(first)
+            return _in_folder(path)
+        if not path.is_file():
+            raise UsageError(f"there is no file or folder {path}", code="no-such-file")
+        _must_be_gguf(path)
     except OSError as error:
-        raise IntegrityError(f"{path} cannot be read", code="unreadable", cause=error.strerror) from error
-
-
-def _only_model(folder: Path) -> Path:
-    names = sorted(
-        path.name for path in folder.glob("*.gguf") if path.is_file() and not path.name.lower().startswith("mmproj")
-    )
-    if not names:
-        raise UsageError(
-            f"there is no GGUF model in {folder}", code="no-model", hint="what is on this machine: kimigguf list"
-        )
-    parts = {name: shard_name(name) for name in names}
-    stems = {part.stem if part else name for name, part in parts.items()}
-    counts = {part.count for part in parts.values() if part}
-    if len(stems) > 1:
-        example = folder / next(name for name in names)
-        raise UsageError(
-            f"{folder} holds {len(stems)} models: {', '.join(sorted(stems))}",
-            code="several-models",
-            hint=f"name a file of the one you mean, such as {example}",
-        )
-    if len(counts) > 1:
-        raise IntegrityError(
-            f"{folder} mixes shards of different uploads",
-            code="mixed-sets",
-            cause=f"some are named as parts of {' and some of '.join(str(count) for count in sorted(counts))}",
-            hint="keep one set per folder: move the shards of the other out of it",
-        )
-    return folder / names[0]
-
-
-def _require_gguf(path: Path, *, named: bool) -> None:
-    """Tell an empty file and something else altogether from a damaged model."""
-    with path.open("rb") as stream:
-        magic = stream.read(4)
-    if not magic:
-        raise IntegrityError(f"{path} is empty", code="empty-file", hint=_fetch_hint(path.name))
-    if magic != b"GGUF" and (named or shard_name(path.name) is None):
-        raise UsageError(
-            f"{path} is no GGUF file",
-            code="not-gguf",
-            cause=f"it starts with {magic!r} instead of b'GGUF'",
-            hint="what is on this machine: kimigguf list",
-        )
-
-
-def _siblings(path: Path) -> tuple[Path, ...]:
-    part = shard_name(path.name)
-    if part is None:
+        raise UsageError(f"cannot read {path}", code="unreadable-file", cause=error.strerror) from error
+    shard = ShardName.of(path.name)
+    if shard is None:
         return (path,)
-    if not 1 <= part.number <= part.count:
-        raise IntegrityError(
-            f"{path.name} counts itself as shard {part.number} of {part.count}",
-            code="bad-shard-name",
-            hint="give the shards the names they were published under",
+    if not 1 <= shard.number <= shard.count:
+        raise UsageError(f"{path.name} is no shard of {shard.count}", code="bad-shard-name")
+    return _complete(path.parent, shard.siblings)
+
+
+def _must_be_gguf(path: Path) -> None:
+    if is_projector(path.name):
+        raise UsageError(
+            f"{path.name} is a vision projector, not a model",
+            code="is-projector",
+            hint=f"name the model's folder or one of its shards beside it in {path.parent}",
         )
-    files = tuple(path.with_name(part.sibling(number)) for number in range(1, part.count + 1))
-    missing = [file.name for file in files if not file.is_file()]
+    with path.open("rb") as stream:
+        start = stream.read(len(MAGIC))
+    if not start:
+        raise UsageError(f"{path} is empty", code="empty-file", hint="an interrupted download? fetch it again")
+    if start != MAGIC:
+        raise UsageError(f"{path} is no GGUF file", code="not-gguf", cause=f"it starts with {start!r}, not {MAGIC!r}")
+
+
+def _in_folder(folder: Path) -> tuple[Path, ...]:
+    found = sets(path.name for path in folder.iterdir() if path.is_file())
+    if not found:
+        below = sorted({path.parent.name for path in folder.glob("*/*.gguf")})
+        raise UsageError(
+            f"{folder} holds no GGUF model",
+            code="no-gguf",
+            hint=f"name one of the folders in it: {_some(below)}" if below else None,
+        )
+    if len(found) == 1:
+        return _complete(folder, found[0])
+    shards = [ShardName.of(names[0]) for names in found]
+    prefixes = [shard.prefix for shard in shards if shard]
+    if len(prefixes) == len(found) and len(set(prefixes)) == 1:
+        counts = " and ".join(str(shard.count) for shard in shards if shard)
+        raise IntegrityError(
+            f"{folder} mixes shards of two uploads of {prefixes[0]}: sets of {counts}",
+            code="mixed-set",
+            cause="the hub's shard count changed with a re-upload; llama.cpp would load a mixture without a word",
+            hint="keep one set per folder: move the files of the other away",
+        )
+    raise UsageError(
+        f"{folder} holds {len(found)} models",
+        code="several-sets",
+        hint="name one: " + _some([names[0] for names in found]),
+    )
+
+
+def _complete(folder: Path, names: Sequence[str]) -> tuple[Path, ...]:
+    if len(names) > MAX_FILES:
+        raise IntegrityError(f"{names[0]} claims {len(names):,} shards", code="bad-shard-name")
+    missing = [name for name in names if not (folder / name).is_file()]
     if missing:
-        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
         raise IntegrityError(
-            f"{missing[0]}{more} of {part.count} shards is missing in {path.parent}",
+            f"{len(missing)} of {len(names)} shards are missing in {folder}: {_some(missing)}",
             code="missing-shard",
-            cause="a set is read whole, and its shards are found by their names beside the first",
-            hint=_fetch_hint(path.name),
+            cause="llama.cpp loads all shards by name from one folder",
+            hint="fetch them into the same folder; a set that this program downloaded: kimigguf repair QUANT",
         )
-    return files
+    return tuple(folder / name for name in names)
 
 
-def _fetch_hint(name: str) -> str:
-    quant = re.match(r"Kimi-K3-(.+)-\d{5}-of-\d{5}\.gguf", name)
-    return f"kimigguf download {quant[1]}" if quant else "fetch the file again, from where the others came"
-
-
-# -- what they hold ---------------------------------------------------------------------------------------------------
+def _some(names: Sequence[str]) -> str:
+    more = len(names) - _NAMED
+    return ", ".join(names[:_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
 def read_set(files: Sequence[Path]) -> ShardSet:
-    """The headers of a set's files (in load order), checked against their files and each other.
+    """Read the headers of a set in load order and check it.
 
     Raises:
-        IntegrityError: As ``gguf_file.header.read_header`` and ``check`` have it.
+        UsageError: A file cannot be read.
+        IntegrityError: As ``header.parse`` and ``check``.
     """
     found = []
     for path in files:
-        header, data, size = read_prefix(path)
-        found.append(ShardFile(name=path.name, size_bytes=size, header=header, header_bytes=data))
+        header = read_header(path)
+        found.append(ShardFile(name=path.name, size_bytes=path.stat().st_size, header=header, header_path=path))
     check(found)
     return ShardSet(files=tuple(found))
 
 
-def check(files: Sequence[ShardFile], *, sizes: Mapping[str, int] | None = None) -> None:
-    """Make sure that files in load order are one whole model, each from the same one.
-
-    Args:
-        files: The files with their headers.
-        sizes: True sizes in bytes by name, where the hub or a manifest gives them.
+def check(files: Sequence[ShardFile]) -> None:
+    """Hold the files of a set, in load order, against each other and their sizes.
 
     Raises:
-        IntegrityError: ``foreign-shard``, ``wrong-order``, ``missing-shard``, ``wrong-tensor-count``, ``wrong-size``,
-            ``no-architecture``, ``outdated-layout`` or ``no-model``.
+        IntegrityError: ``truncated``, ``trailing-data``, ``foreign-shard``, ``incomplete-set``, ``tensor-count``,
+            ``duplicate-tensor``: each names the file.
     """
     if not files:
-        raise IntegrityError("a model of no files holds nothing", code="no-model")
-    _check_sizes(files, sizes or {})
-    _check_split(files)
-    _check_same_model(files)
-    _check_tensors(files)
-    _check_types(files)
-    _check_layout(files[0])
+        raise IntegrityError("a model of no files", code="incomplete-set")
+    for rule in (_sizes, _numbers, _belonging, _tensor_count):
+        rule(files)
 
 
-def _check_sizes(files: Sequence[ShardFile], sizes: Mapping[str, int]) -> None:
+def _sizes(files: Sequence[ShardFile]) -> None:
     for file in files:
-        if sizes.get(file.name, file.size_bytes) != file.size_bytes:
-            raise IntegrityError(
-                f"{file.name} has {file.size_bytes:,} bytes instead of {sizes[file.name]:,}",
-                code="wrong-size",
-                hint=_fetch_hint(file.name),
-            )
+        check_size(file.header, file.size_bytes, name=file.name)
 
 
-def _number(file: ShardFile, key: str) -> int | None:
-    value = file.header.metadata.get(key)
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
-
-
-def _check_split(files: Sequence[ShardFile]) -> None:
+def _numbers(files: Sequence[ShardFile]) -> None:
     for index, file in enumerate(files):
-        count = _number(file, "split.count")
-        number = _number(file, "split.no")
-        if count in {None, 0, 1} and len(files) == 1:
+        metadata = file.header.metadata
+        count, number = metadata.get("split.count"), metadata.get("split.no")
+        if count is None and len(files) == 1:
+            continue
+        if count in (0, 1) and len(files) == 1:
             continue
         if count != len(files):
-            is_alone = len(files) == 1
             raise IntegrityError(
-                f"{file.name} is one of {count} shards, and stands alone"
-                if is_alone
-                else f"{file.name} does not belong to this set of {len(files)} shards",
-                code="missing-shard" if is_alone else "foreign-shard",
-                cause=f"its header says split.count = {count}",
-                hint=_fetch_hint(file.name),
+                f"{file.name} says it is one of {count} files, but the set has {len(files)}",
+                code="incomplete-set" if len(files) == 1 else "foreign-shard",
+                hint="keep the files' original names, all in one folder",
             )
         if number != index:
             raise IntegrityError(
-                f"{file.name} is not the shard that its name says",
-                code="wrong-order",
-                cause=f"its header says split.no = {number}, and its place is {index} (counted from 0)",
-                hint="give the shards the names they were published under",
+                f"{file.name} is file {index + 1} by its name, and says it is number {number} counted from 0",
+                code="foreign-shard",
+                hint="it was renamed, or is from another set: fetch it again",
             )
 
 
-def _check_same_model(files: Sequence[ShardFile]) -> None:
-    """Every shard names the architecture and the number of all tensors; the stem of the names is the set's own."""
+def _belonging(files: Sequence[ShardFile]) -> None:
     first = files[0]
-    if first.header.architecture is None:
-        raise IntegrityError(f"{first.name} does not name its architecture", code="no-architecture")
-    stems = Counter(part.stem for file in files if (part := shard_name(file.name)))
-    for file in files:
-        part = shard_name(file.name)
-        reasons = []
-        if part and len(stems) > 1 and part.stem != stems.most_common(1)[0][0]:
-            reasons.append(f"its name differs from {stems.most_common(1)[0][0]}")
-        if file.header.architecture not in {None, first.header.architecture}:
-            reasons.append(f"its architecture is {file.header.architecture}, not {first.header.architecture}")
-        total, expected = _number(file, "split.tensors.count"), _number(first, "split.tensors.count")
-        if total != expected:
-            reasons.append(f"it is part of {total} tensors, and {first.name} of {expected}")
-        if reasons:
-            raise _foreign(file, "; ".join(reasons))
-
-
-def _foreign(file: ShardFile, cause: str) -> IntegrityError:
-    return IntegrityError(
-        f"{file.name} comes from another model than the shards beside it",
-        code="foreign-shard",
-        cause=cause,
-        hint=_fetch_hint(file.name),
+    keys: tuple[tuple[str, Callable[[ShardFile], object]], ...] = (
+        ("architecture", lambda file: file.header.architecture),
+        ("split.tensors.count", lambda file: file.header.metadata.get("split.tensors.count")),
+        ("general.file_type", lambda file: file.header.metadata.get("general.file_type")),
+        ("general.name", lambda file: file.header.metadata.get("general.name")),
     )
+    for file in files[1:]:
+        for what, value in keys:
+            # Later shards need not repeat a key; where they do, it must be the same.
+            if value(file) is not None and value(first) is not None and value(file) != value(first):
+                raise IntegrityError(
+                    f"{file.name} belongs to another set than {first.name}",
+                    code="foreign-shard",
+                    cause=f"their {what} differs: {value(file)!r} and {value(first)!r}",
+                    hint="fetch it again from the commit of the others",
+                )
 
 
-def _check_tensors(files: Sequence[ShardFile]) -> None:
+def _tensor_count(files: Sequence[ShardFile]) -> None:
     owner: dict[str, str] = {}
     for file in files:
         for tensor in file.header.tensors:
             if tensor.name in owner:
-                raise _foreign(file, f"it holds {tensor.name}, and {owner[tensor.name]} holds it too")
+                raise IntegrityError(
+                    f"{file.name} holds {tensor.name!r} a second time, after {owner[tensor.name]}",
+                    code="duplicate-tensor",
+                    cause="one of them is from another upload",
+                )
             owner[tensor.name] = file.name
-    expected = _number(files[0], "split.tensors.count")
-    if expected is not None and expected != len(owner):
+    declared = files[0].header.metadata.get("split.tensors.count")
+    if isinstance(declared, int) and declared not in (0, len(owner)):
         raise IntegrityError(
-            f"the set of {files[0].name} holds {len(owner):,} tensors instead of {expected:,}",
-            code="wrong-tensor-count",
-            cause="split.tensors.count does not add up: a shard of another upload, or files of an older layout",
-            hint=_fetch_hint(files[0].name),
-        )
-
-
-def _check_types(files: Sequence[ShardFile]) -> None:
-    """Find a shard of another quant by the types of its experts.
-
-    Only in sets that were split by a number of tensors: there the same tensors lie in the same shard of every quant, so
-    nothing else tells. In sets split by size, as published ones are, another quant's shard ends at other tensors and is
-    found by those; and some of them change the type from layer to layer, which would look the same as a foreign shard.
-    """
-    lengths = [len(file.header.tensors) for file in files if file.header.tensors]
-    if len(lengths) < 3 or len(set(lengths[:-1])) > 1:  # noqa: PLR2004 -- of two, nobody can say which is foreign
-        return
-    kinds = {
-        file.name: {tensor.ggml_type for tensor in file.header.tensors if _EXPERTS.search(tensor.name)}
-        for file in files
-    }
-    kinds = {name: types for name, types in kinds.items() if types}
-    for file in files:
-        others = [types for name, types in kinds.items() if name != file.name]
-        if file.name not in kinds or len(others) < 2:  # noqa: PLR2004 -- likewise
-            continue
-        usual = set.intersection(*others)
-        if usual and not kinds[file.name] & set.union(*others):
-            raise _foreign(file, f"its experts are {_names(kinds[file.name])}, and theirs {_names(usual)}")
-
-
-def _names(types: Iterable[int]) -> str:
-    return ", ".join(sorted(type_name(number) for number in types))
-
-
-def _check_layout(first: ShardFile) -> None:
-    architecture = first.header.architecture or ""
-    keys = (f"{architecture}.{key}" for key in _LAYOUTS.get(architecture, ()))
-    missing = [key for key in keys if key not in first.header.metadata]
-    if missing:
-        raise IntegrityError(
-            f"{first.name} was made before the layout of {architecture} was final",
-            code="outdated-layout",
-            cause=f"it lacks {', '.join(missing)}",
-            hint=_fetch_hint(first.name),
+            f"the set of {files[0].name} should have {declared:,} tensors, and has {len(owner):,}",
+            code="tensor-count",
+            cause="a shard is from another upload, or the files predate the model's final layout",
+            hint="fetch the set again from one commit",
         )
