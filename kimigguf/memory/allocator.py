@@ -5,7 +5,6 @@ is freed when its last user has run; an operation that may write over a source t
 each buffer is what an engine reserves.
 """
 
-from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Final
 
@@ -46,18 +45,25 @@ class Buffer:
     def give(self, start: int, size: int) -> None:
         """Return a block, joining it with the gaps that touch it."""
         starts, sizes = self.starts, self.sizes
-        index = bisect_left(starts, start)
-        if index and starts[index - 1] + sizes[index - 1] == start:
-            sizes[index - 1] += size
-            if index < len(starts) and start + size == starts[index]:
-                sizes[index - 1] += sizes[index]
-                del starts[index], sizes[index]
-        elif index < len(starts) and start + size == starts[index]:
-            starts[index] = start
-            sizes[index] += size
-        else:
-            starts.insert(index, start)
-            sizes.insert(index, size)
+        for at in range(len(starts)):
+            if starts[at] + sizes[at] == start:
+                sizes[at] += size
+                if at + 1 < len(starts) and starts[at] + sizes[at] == starts[at + 1]:
+                    sizes[at] += sizes.pop(at + 1)
+                    del starts[at + 1]
+                return
+            if start + size == starts[at]:
+                starts[at] = start
+                sizes[at] += size
+                if at and starts[at - 1] + sizes[at - 1] == start:
+                    sizes[at - 1] += sizes.pop(at)
+                    del starts[at]
+                return
+        index = 0
+        while index < len(starts) and starts[index] < start:
+            index += 1
+        starts.insert(index, start)
+        sizes.insert(index, size)
 
 
 def peaks(
@@ -85,6 +91,7 @@ class _Run:
         self.views = [0] * count
         self.place: list[tuple[Buffer, int, int] | None] = [None] * count
         """Buffer, start and size of each tensor that this run allocated and has not freed."""
+
     def peaks(self, order: Sequence[tuple[Id, int]], leafs: Sequence[tuple[Id, int]]) -> tuple[int, ...]:
         graph, sources, children, views = self.graph, self.sources, self.children, self.views
         view_of, is_input = graph.view_of, graph.is_input

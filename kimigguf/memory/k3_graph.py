@@ -235,12 +235,8 @@ class _Builder:
         state = graph.reshape(self._state(states), (head, head, heads, sequences))
         query, key = (graph.like("scale", graph.like("rms_norm", tensor)) for tensor in (query, key))
         # The fused operation returns the output and, behind it, the new states.
-        both = graph.new(
-            "delta_net", (query, key, value, gate, beta, state), (inner, tokens + head * sequences, 1, 1)
-        )
-        output = graph.view(
-            both, (head, heads, each, sequences), (4, 4 * head, 4 * inner, 4 * inner * each)
-        )
+        both = graph.new("delta_net", (query, key, value, gate, beta, state), (inner, tokens + head * sequences, 1, 1))
+        output = graph.view(both, (head, heads, each, sequences), (4, 4 * head, 4 * inner, 4 * inner * each))
         matrix = 4 * head * head
         after = graph.view(both, (head, head, heads, sequences), (4, 4 * head, matrix, matrix * heads))
         graph.expand(graph.copy(after, graph.view(states, graph.shape[states], graph.stride[states])))
@@ -325,9 +321,7 @@ class _Builder:
         graph, sizes = self.graph, self.sizes
         gate = graph.matmul(self._weight(layer, "ffn_gate.weight", sizes.width, sizes.dense), current)
         up = graph.matmul(self._weight(layer, "ffn_up.weight", sizes.width, sizes.dense), current)
-        return graph.matmul(
-            self._weight(layer, "ffn_down.weight", sizes.dense, sizes.width), self._gated(gate, up)
-        )
+        return graph.matmul(self._weight(layer, "ffn_down.weight", sizes.dense, sizes.width), self._gated(gate, up))
 
     def _chosen(self, layer: int, current: Id) -> tuple[Id, Id]:
         """The experts of each token, and their weights."""
@@ -364,8 +358,7 @@ class _Builder:
         graph.expand(each)
         stride = graph.stride[each]
         parts = [
-            graph.view(each, (latent, tokens, 1, 1), (stride[0], stride[2], stride[2] * tokens, 0))
-            for _ in range(used)
+            graph.view(each, (latent, tokens, 1, 1), (stride[0], stride[2], stride[2] * tokens, 0)) for _ in range(used)
         ]
         for part in parts:
             graph.expand(part)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
+from kimigguf.memory.compute import compute_bytes
 from kimigguf.memory.layout import HOST, Layout
 from kimigguf.memory.model import Layer, ModelSpec, Part, Source
 from kimigguf.memory.settings import Settings
@@ -162,13 +163,15 @@ def _token_bytes(layer: Layer, settings: Settings) -> int | None:
 
 
 def _compute(spec: ModelSpec, settings: Settings, layout: Layout) -> Iterator[Row]:
-    mask = 2 * settings.stream_tokens * settings.effective_ubatch_tokens
-    copies = 4 if len(layout.devices) > 1 and not layout.is_overridden else 1
-    scores = 0 if settings.flash_attention else 96 * 3 * mask
-    for device in (*range(len(layout.devices)), HOST):
-        size = settings.effective_ubatch_tokens * 3 * MIB + (copies + 1) * mask + scores
+    sizes = compute_bytes(spec, settings, layout)
+    for index, device in enumerate((*range(len(layout.devices)), HOST)):
         yield Row(
-            component=Component.COMPUTE, device=device, size_bytes=size, source=Source.ASSUMED, column=Column.COMPUTE
+            component=Component.COMPUTE,
+            device=device,
+            size_bytes=None if sizes is None else sizes[index],
+            source=spec.source,
+            column=Column.COMPUTE,
+            note=f"the graph of {spec.architecture!r} is not known here" if sizes is None else None,
         )
 
 

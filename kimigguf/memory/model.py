@@ -5,6 +5,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import pairwise
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from kimigguf.catalogue.quants import ModelProfile, Quant
@@ -193,8 +194,8 @@ def _sized(shards: "ShardSet") -> Iterable[tuple[TensorInfo, int]]:
     """Every tensor with its bytes; a type that this version does not know is measured by the next tensor's offset."""
     for file in shards.files:
         header = file.header
-        ends = sorted(tensor.offset for tensor in header.tensors)
-        following = dict(zip(ends, [*ends[1:], file.size_bytes - header.data_offset], strict=True))
+        ends = sorted({tensor.offset for tensor in header.tensors})
+        following = dict(pairwise([*ends, file.size_bytes - header.data_offset]))
         for tensor in header.tensors:
             size = tensor.size_bytes
             yield tensor, max(following[tensor.offset] - tensor.offset, 0) if size is None else size

@@ -5,7 +5,7 @@ Where a node needs a tensor of another backend, a copy is made in its own, once.
 input exists four times and is never reused.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Final
 
 from kimigguf.memory import allocator

@@ -55,6 +55,7 @@ class Settings:
     flash_attention: bool = True
     checkpoints: int = 4
     prompt_cache_bytes: int = GIB
+    prompt_cache_is_capped: bool = True
     repack: bool = False
     kv_offload: bool = True
     unified_cache: bool = False

@@ -1,0 +1,450 @@
+"""What a llama-server command line means for memory: its flags, read by llama.cpp's own rules (``common/arg.cpp``)."""
+
+import re
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from kimigguf.errors import UsageError
+from kimigguf.memory.layout import HOST, LayerPlace, Layout
+from kimigguf.memory.model import ModelSpec, Part
+from kimigguf.memory.settings import KvType, Settings
+from kimigguf.units import MIB
+
+_EXPERTS: Final = r"\.ffn_(up|down|gate|gate_up)_(ch|)exps"
+_DENSE: Final = r"\.ffn_(up|down|gate)\."
+_DEVICE: Final = re.compile(r"[A-Za-z]+(\d+)(\[[^\]]*\])?")
+_AUTO_SLOTS: Final = 4
+"""What ``-np -1`` and no ``-np`` mean to llama-server; the slots then share one cache."""
+_MAX_SLOTS: Final = 256
+_MAX_TOKENS: Final = 1 << 31
+_TRUE: Final = frozenset({"on", "enabled", "true", "1"})
+_FALSE: Final = frozenset({"off", "disabled", "false", "0"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parsed:
+    """A command line as memory sees it.
+
+    ``ignored`` lists flags that say nothing about memory, with their values; ``notes`` what a user should know about
+    those that do. ``projector`` is the path given to ``--mmproj``.
+    """
+
+    settings: Settings
+    layout: Layout
+    ignored: tuple[str, ...]
+    notes: tuple[str, ...]
+    projector: str | None
+
+
+@dataclass(slots=True)
+class _Given:
+    """Flag values as they pile up; the names are llama.cpp's."""
+
+    context: int = 0
+    slots: int = -1
+    batch: int = 2048
+    ubatch: int = 512
+    key_type: str = "f16"
+    value_type: str = "f16"
+    flash: str = "auto"
+    gpu_layers: int = -1
+    split: tuple[float, ...] = ()
+    split_mode: str = "layer"
+    main_gpu: int = 0
+    devices: str | None = None
+    overrides: tuple[tuple[str, str], ...] = ()
+    kv_offload: bool = True
+    repack: bool = True
+    checkpoints: int = 32
+    cache_mib: int = 8192
+    unified: bool | None = None
+    per_slot: int = 0
+    fit: bool = True
+    projector: str | None = None
+
+
+def _number(text: str) -> int:
+    return int(text)
+
+
+def _split(text: str) -> tuple[float, ...]:
+    return tuple(float(part) for part in re.split(r"[,/]+", text))
+
+
+def _layers(text: str) -> int:
+    return {"auto": -1, "all": -2}[text] if text in {"auto", "all"} else int(text)
+
+
+def _switch(text: str) -> str:
+    lowered = text.lower()
+    if lowered in _TRUE:
+        return "on"
+    if lowered in _FALSE:
+        return "off"
+    if lowered in {"auto", "-1"}:
+        return "auto"
+    raise ValueError(text)
+
+
+def _cache_type(text: str) -> str:
+    return KvType(text).value
+
+
+def _split_mode(text: str) -> str:
+    if text not in {"none", "layer", "row", "tensor"}:
+        raise ValueError(text)
+    return text
+
+
+_VALUES: Final[Mapping[str, tuple[str, Callable[[str], object]]]] = {
+    **dict.fromkeys(("-c", "--ctx-size"), ("context", _number)),
+    **dict.fromkeys(("-np", "--parallel"), ("slots", _number)),
+    **dict.fromkeys(("-b", "--batch-size"), ("batch", _number)),
+    **dict.fromkeys(("-ub", "--ubatch-size"), ("ubatch", _number)),
+    **dict.fromkeys(("-ctk", "--cache-type-k"), ("key_type", _cache_type)),
+    **dict.fromkeys(("-ctv", "--cache-type-v"), ("value_type", _cache_type)),
+    **dict.fromkeys(("-fa", "--flash-attn"), ("flash", _switch)),
+    **dict.fromkeys(("-ngl", "--gpu-layers", "--n-gpu-layers"), ("gpu_layers", _layers)),
+    **dict.fromkeys(("-ts", "--tensor-split"), ("split", _split)),
+    **dict.fromkeys(("-sm", "--split-mode"), ("split_mode", _split_mode)),
+    **dict.fromkeys(("-mg", "--main-gpu"), ("main_gpu", _number)),
+    **dict.fromkeys(("-dev", "--device"), ("devices", str)),
+    **dict.fromkeys(("-ctxcp", "--ctx-checkpoints", "--swa-checkpoints"), ("checkpoints", _number)),
+    **dict.fromkeys(("-cram", "--cache-ram"), ("cache_mib", _number)),
+    **dict.fromkeys(("-mm", "--mmproj"), ("projector", str)),
+    "--kv-unified-per-slot": ("per_slot", _number),
+}
+_SWITCHES: Final[Mapping[str, tuple[str, bool | None]]] = {
+    **dict.fromkeys(("-kvo", "--kv-offload"), ("kv_offload", True)),
+    **dict.fromkeys(("-nkvo", "--no-kv-offload"), ("kv_offload", False)),
+    "--repack": ("repack", True),
+    **dict.fromkeys(("-nr", "--no-repack"), ("repack", False)),
+    **dict.fromkeys(("-kvu", "--kv-unified"), ("unified", True)),
+    **dict.fromkeys(("-no-kvu", "--no-kv-unified"), ("unified", False)),
+    **dict.fromkeys(("--no-mmproj", "--no-mmproj-auto"), ("projector", None)),
+}
+_BARE: Final = frozenset(
+    [
+        "-cb",
+        "--cont-batching",
+        "-nocb",
+        "--no-cont-batching",
+        "--jinja",
+        "--no-jinja",
+        "--metrics",
+        "--props",
+        "--slots",
+        "--no-slots",
+        "--warmup",
+        "--no-warmup",
+        "--mlock",
+        "--mmap",
+        "--no-mmap",
+        "-v",
+        "--verbose",
+        "--log-verbose",
+        "--log-disable",
+        "--offline",
+        "--embedding",
+        "--embeddings",
+        "--rerank",
+        "--reranking",
+        "--cache-prompt",
+        "--no-cache-prompt",
+        "--context-shift",
+        "--no-context-shift",
+        "--perf",
+        "--no-perf",
+        "-e",
+        "--escape",
+        "--no-escape",
+        "--swa-full",
+        "--no-host",
+        "--check-tensors",
+        "--ignore-eos",
+        "-bs",
+        "--backend-sampling",
+        "-sp",
+        "--special",
+        "--spm-infill",
+        "--op-offload",
+        "--no-op-offload",
+        "--cache-idle-slots",
+        "--no-cache-idle-slots",
+        "--mmproj-auto",
+        "--mmproj-offload",
+        "--no-mmproj-offload",
+        "--reuse-port",
+        "--ui",
+        "--webui",
+        "--no-ui",
+        "--no-webui",
+        "--models-autoload",
+        "--no-models-autoload",
+        "--reasoning-preserve",
+        "--no-reasoning-preserve",
+        "--skip-chat-parsing",
+        "--no-skip-chat-parsing",
+        "--prefill-assistant",
+        "--no-prefill-assistant",
+        "--log-prefix",
+        "--no-log-prefix",
+        "--log-timestamps",
+        "--no-log-timestamps",
+    ]
+)
+"""Flags without a value that say nothing about memory here; any other unknown flag takes the word behind it."""
+
+
+def parse(argv: Sequence[str], spec: ModelSpec, *, devices: int = 0, weights: Sequence[int] = ()) -> Parsed:
+    """What ``argv`` (llama-server's flags, without the program) asks for on a host with so many devices.
+
+    ``weights`` are the devices' free bytes, by which layers are split where ``-ts`` does not say; equal if not given.
+
+    Raises:
+        UsageError: ``bad-flag`` for a value that llama-server refuses too, ``unsupported-flag`` for a split that is
+            not modelled, ``mixed-cache-types`` and ``needs-flash-attention`` for caches that fail at start.
+    """
+    given, ignored = _read(argv)
+    notes: list[str] = []
+    settings = _settings(given, spec, notes)
+    layout = _layout(given, spec, devices, weights)
+    if given.fit and devices:
+        notes.append(
+            "without -fit off llama-server may change what the command line leaves open; this is the line as it stands"
+        )
+    return Parsed(
+        settings=settings, layout=layout, ignored=tuple(ignored), notes=tuple(notes), projector=given.projector
+    )
+
+
+def _read(argv: Sequence[str]) -> tuple[_Given, list[str]]:
+    given, ignored = _Given(), []
+    words = iter(_single_words(argv))
+    pending: str | None = next(words, None)
+    while pending is not None:
+        flag, pending = pending, next(words, None)
+        if flag in _SWITCHES:
+            name, value = _SWITCHES[flag]
+            setattr(given, name, value)
+        elif flag in {"-cmoe", "--cpu-moe"}:
+            given.overrides += ((_EXPERTS, "CPU"),)
+        elif flag in _VALUES or flag in _OVERRIDING or flag in {"-fit", "--fit"}:
+            if pending is None:
+                raise UsageError(f"{flag} needs a value", code="bad-flag")
+            _set(given, flag, pending)
+            pending = next(words, None)
+        elif flag in _BARE or pending is None or not _is_value(pending):
+            ignored.append(flag)
+        else:
+            ignored.append(f"{flag} {pending}")
+            pending = next(words, None)
+    return given, ignored
+
+
+_OVERRIDING: Final[Mapping[str, str | None]] = {
+    **dict.fromkeys(("-ot", "--override-tensor"), None),
+    **dict.fromkeys(("-ncmoe", "--n-cpu-moe"), _EXPERTS),
+    **dict.fromkeys(("-ncffn", "--n-cpu-ffn"), _DENSE),
+}
+
+
+def _single_words(argv: Sequence[str]) -> list[str]:
+    """``--flag=value`` is two words to llama.cpp's parser only where it is written so; both forms are taken."""
+    words: list[str] = []
+    for word in argv:
+        name, equals, value = word.partition("=")
+        if equals and name.startswith("--") and (name in _VALUES or name in _OVERRIDING or name == "--fit"):
+            words += [name, value]
+        else:
+            words.append(word)
+    return words
+
+
+def _is_value(word: str) -> bool:
+    return not word.startswith("-") or re.fullmatch(r"-\d+(\.\d+)?", word) is not None
+
+
+def _set(given: _Given, flag: str, text: str) -> None:
+    try:
+        if flag in {"-fit", "--fit"}:
+            given.fit = _switch(text) == "on"
+        elif flag in {"-ot", "--override-tensor"}:
+            given.overrides += tuple(_override(part) for part in text.split(",") if part)
+        elif flag in _OVERRIDING:
+            count = min(int(text), 4096)
+            if count < 0:
+                raise ValueError(text)  # noqa: TRY301 -- refused exactly as a value that is no number
+            given.overrides += tuple((rf"blk\.{layer}{_OVERRIDING[flag]}", "CPU") for layer in range(count))
+        else:
+            name, convert = _VALUES[flag]
+            setattr(given, name, convert(text))
+    except (ValueError, re.error) as error:
+        raise UsageError(
+            f"{flag} {text!r} is no value that llama-server takes", code="bad-flag", cause=str(error)
+        ) from error
+
+
+def _override(text: str) -> tuple[str, str]:
+    pattern, equals, target = text.partition("=")
+    if not equals:
+        raise ValueError("a pattern, = and a buffer type are needed, such as exps=CPU")
+    re.compile(pattern)
+    return pattern, target
+
+
+def _settings(given: _Given, spec: ModelSpec, notes: list[str]) -> Settings:
+    if given.key_type != given.value_type:
+        raise UsageError(
+            f"-ctk {given.key_type} with -ctv {given.value_type} fails when the context is created",
+            code="mixed-cache-types",
+            hint=f"give both the same type: -ctk {given.key_type} -ctv {given.key_type}",
+        )
+    kv_type = KvType(given.key_type)
+    if given.flash == "off" and kv_type.is_quantized:
+        raise UsageError(
+            f"a {kv_type} cache needs flash attention",
+            code="needs-flash-attention",
+            hint="use -fa on, or -ctk f16 -ctv f16",
+        )
+    automatic = given.slots < 0
+    slots = _AUTO_SLOTS if automatic else given.slots
+    if automatic:
+        notes.append("without -np llama-server opens 4 slots that share one cache")
+    context = given.context or (slots * given.per_slot if given.per_slot > 0 else 0) or spec.context_max_tokens or 0
+    batch = given.batch
+    for flag, value, most in (
+        ("-np", slots, _MAX_SLOTS),
+        ("-c", context, _MAX_TOKENS),
+        ("-b", batch, _MAX_TOKENS),
+        ("-ub", given.ubatch or batch, _MAX_TOKENS),
+    ):
+        if not 0 < value < most:
+            raise UsageError(f"{flag} {value} is no value that llama-server takes", code="bad-flag")
+    return Settings(
+        context_tokens=context,
+        slots=slots,
+        batch_tokens=batch,
+        ubatch_tokens=given.ubatch or batch,
+        kv_type=kv_type,
+        flash_attention=given.flash != "off",
+        checkpoints=max(given.checkpoints, 0),
+        prompt_cache_bytes=max(given.cache_mib, 0) * MIB,
+        prompt_cache_is_capped=given.cache_mib >= 0,
+        repack=given.repack,
+        kv_offload=given.kv_offload,
+        unified_cache=automatic if given.unified is None or automatic else given.unified,
+    )
+
+
+def _layout(given: _Given, spec: ModelSpec, devices: int, weights: Sequence[int]) -> Layout:
+    names = tuple(f"gpu{index}" for index in range(devices))
+    used = list(range(devices))
+    if given.devices is not None:
+        used = _chosen(given.devices, devices)
+    if given.split_mode == "none" and used:
+        if not 0 <= given.main_gpu < len(used):
+            raise UsageError(f"-mg {given.main_gpu}: there are {len(used)} devices", code="bad-flag")
+        used = [used[given.main_gpu]]
+    elif given.split_mode in {"row", "tensor"} and len(used) > 1:
+        raise UsageError(
+            f"-sm {given.split_mode} is not modelled: llama.cpp does not support it for this model",
+            code="unsupported-flag",
+            hint="use -sm layer",
+        )
+    places = _deal(given, len(spec.layers), used, weights)
+    layout = Layout(
+        devices=names,
+        layers=tuple(LayerPlace(trunk=place, experts=place) for place in places[:-1]),
+        head=places[-1],
+        overridden=bool(given.overrides),
+    )
+    return _overridden(layout, spec, given.overrides) if given.overrides else layout
+
+
+def _chosen(text: str, devices: int) -> list[int]:
+    if text == "none":
+        return []
+    chosen = []
+    for name in text.split(","):
+        match = _DEVICE.fullmatch(name)
+        if match is None or int(match[1]) >= devices:
+            raise UsageError(f"--device {name!r}: there are {devices} devices", code="bad-flag")
+        chosen.append(int(match[1]))
+    return chosen
+
+
+def _single(value: float) -> float:
+    """Rounded to 32 bits, as llama.cpp's split points are."""
+    return float(struct.unpack("f", struct.pack("f", value))[0])
+
+
+def _deal(given: _Given, layers: int, used: list[int], weights: Sequence[int]) -> list[int | None]:
+    """The device of every layer and, last, of the head (``llama_model_base::load_tensors``).
+
+    The last ``-ngl`` of layers and head go to devices, in contiguous runs in proportion to the split.
+    """
+    wanted = layers + 1 if given.gpu_layers < 0 else given.gpu_layers
+    first, count = max(layers + 1 - wanted, 0), min(wanted, layers + 1)
+    if not used or count == 0:
+        return [HOST] * (layers + 1)
+    split = [*given.split[: len(used)], *[0.0] * (len(used) - len(given.split))]
+    if not any(split):
+        split = [float(weights[device]) if device < len(weights) else 0.0 for device in used]
+        split = split if any(split) else [1.0] * len(used)
+    total, sums = 0.0, []
+    for share in split:
+        total = _single(total + _single(share))
+        sums.append(total)
+    points = [_single(part / total) for part in sums]
+    places: list[int | None] = [HOST] * first
+    for index in range(layers + 1 - first):
+        position = _single(index / count)
+        places.append(used[next((i for i, point in enumerate(points) if point > position), len(used) - 1)])
+    return places
+
+
+def _overridden(layout: Layout, spec: ModelSpec, overrides: Sequence[tuple[str, str]]) -> Layout:
+    """The layout after ``-ot`` and its kin: for each tensor the first pattern that is found in its name decides."""
+    rules = [(re.compile(pattern), _target(target, len(layout.devices))) for pattern, target in overrides]
+    moved: dict[str, int | None] = {}
+    for weight in spec.weights:
+        for pattern, device in rules:
+            if pattern.search(weight.name):
+                moved[weight.name] = device
+                break
+    places = list(layout.layers)
+    groups: dict[int, list[str]] = {}
+    for weight in spec.weights:
+        if weight.part is Part.EXPERTS and weight.layer is not None:
+            groups.setdefault(weight.layer, []).append(weight.name)
+    for layer, names in groups.items():
+        targets = {moved.get(name, places[layer].trunk) for name in names}
+        if len(targets) == 1:  # all experts of the layer go together: that is what a layer's place can say
+            places[layer] = replace(places[layer], experts=targets.pop())
+            for name in names:
+                moved.pop(name, None)
+    usual = {
+        weight.name: places[weight.layer].trunk
+        if weight.layer is not None
+        else (layout.head if weight.part is Part.HEAD else HOST)
+        for weight in spec.weights
+        if weight.part is not Part.EXPERTS
+    }
+    rest = {name: device for name, device in moved.items() if name not in usual or usual[name] != device}
+    return replace(layout, layers=tuple(places), moved=tuple(rest.items()))
+
+
+def _target(name: str, devices: int) -> int | None:
+    if name.upper() in {"CPU", "CPU_REPACK"} or name.endswith("_Host"):
+        return HOST
+    match = _DEVICE.fullmatch(name)
+    if match is None or int(match[1]) >= devices:
+        raise UsageError(
+            f"-ot names the buffer type {name!r}, but there are {devices} devices",
+            code="bad-flag",
+            hint="use CPU, or a device's name and number such as CUDA0; --gpus says how many there are",
+        )
+    return int(match[1])
