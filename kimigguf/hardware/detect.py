@@ -76,7 +76,7 @@ def combine(answers: Mapping[str, Answer[Facts]]) -> Machine:
     """One machine from what the probes said, whatever some of them did not say."""
     said = {name: answer.value for name, answer in answers.items() if answer.value is not None}
     lost = [Unknown(what=name, reason=a.reason or "no answer") for name, a in answers.items() if a.value is None]
-    accelerators, unknown = _accelerators(said)
+    accelerators, unknown = _accelerators(said, lost)
     ram = _merge([facts.ram for facts in said.values() if facts.ram is not None], Ram())
     cpu = _merge([facts.cpu for facts in said.values() if facts.cpu is not None], Cpu())
     ram, remarks = without_gpu_nodes(ram, accelerators or ())
@@ -104,7 +104,9 @@ def _merge(parts: list[T], empty: T) -> T:
     return merged
 
 
-def _accelerators(said: Mapping[str, Facts]) -> tuple[tuple[Accelerator, ...] | None, list[Unknown]]:
+def _accelerators(
+    said: Mapping[str, Facts], lost: list[Unknown]
+) -> tuple[tuple[Accelerator, ...] | None, list[Unknown]]:
     """All vendors' devices in one list, the places in ``unknown`` counted on; None where no vendor's probe answered."""
     together: list[Accelerator] = []
     unknown: list[Unknown] = []
@@ -120,8 +122,8 @@ def _accelerators(said: Mapping[str, Facts]) -> tuple[tuple[Accelerator, ...] | 
         if facts.accelerators is not None:
             answered = True
             together += facts.accelerators
-    lost = any(re.fullmatch(r"accelerators(\.[a-z]+)?", one.what) for one in unknown)
-    return (tuple(together) if together or (answered and not lost) else None), unknown
+    incomplete = any(re.fullmatch(r"accelerators(\.[a-z]+)?|machine", one.what) for one in [*lost, *unknown])
+    return (tuple(together) if together or (answered and not incomplete) else None), unknown
 
 
 def without_gpu_nodes(ram: Ram, accelerators: tuple[Accelerator, ...]) -> tuple[Ram, tuple[str, ...]]:

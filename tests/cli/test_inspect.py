@@ -1,0 +1,151 @@
+"""``kimigguf inspect``, as a user meets it."""
+
+import json
+import re
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hardware.captures import Loader, load
+from hardware.nvml_stand_in import NvmlStandIn
+from rich.console import Console
+
+from kimigguf.cli import inspect
+from kimigguf.cli.app import App, run
+from kimigguf.cli.inspect import Picture, draw, report
+from kimigguf.cli.show import Show
+from kimigguf.engines.engine import EngineKind, FoundEngine
+from kimigguf.hardware import detect as detect_room
+from kimigguf.hardware.machines import load_file, load_machine, machine_names
+from kimigguf.hardware.snapshot import Disk, Machine
+from kimigguf.ollama.server import OllamaServer
+
+ENVIRON = {"PATH": "/usr/bin:/bin", "OLLAMA_HOST": "127.0.0.1:9"}
+ENGINE = FoundEngine(
+    kind=EngineKind.LLAMA_SERVER,
+    path="/home/alice/llama.cpp/build/bin/llama-server",
+    version="b11434",
+    build=11434,
+    supports_k3=True,
+    backends=("cpu", "cuda"),
+)
+OLLAMA = OllamaServer(
+    url="http://10.1.2.3:11434", reachable=True, version="0.35.0", supports_k3=True, local=False, reason="answered"
+)
+
+
+def screen(picture: Picture, *, verbose: bool = False) -> str:
+    console = Console(width=80, record=True, file=open("/dev/null", "w"))  # noqa: PTH123, SIM115 -- closed below
+    draw(picture, console, verbose=verbose)
+    console.file.close()
+    return console.export_text()
+
+
+@pytest.fixture
+def capture(tmp_path: Path) -> Loader:
+    return lambda name: load(name, tmp_path / name)
+
+
+def machine_of(capture: Loader, name: str, nvml: str) -> Machine:
+    return detect_room.detect(host=capture(name), nvml=lambda: NvmlStandIn.load(nvml))
+
+
+@pytest.mark.parametrize("name", machine_names({}))
+def test_the_first_screen_fits_80_by_24_for_every_machine(name: str) -> None:
+    picture = Picture(machine=load_machine(name, {}), engines=(ENGINE,) * 3, ollama=OLLAMA)
+    lines = screen(picture).splitlines()
+    assert len(lines) <= 24
+    assert max(map(len, lines)) <= 80
+
+
+def test_many_disks_and_eight_unlike_cards_still_fit(capture: Loader) -> None:
+    machine = replace(machine_of(capture, "disks", "8-unequal"), notices=("a " * 60, "b " * 60, "c " * 60))
+    text = screen(Picture(machine=machine, engines=None, ollama=None, problems=("engines: no answer within 1.25 s",)))
+    assert len(text.splitlines()) <= 24
+    assert "and 8 more" in text
+    assert "NVIDIA GeForce RTX 5090" in text
+    assert re.search(r"Engine\s+unknown", text)
+
+
+def test_equal_cards_are_one_line(capture: Loader) -> None:
+    text = screen(Picture(machine=machine_of(capture, "vm-v1-no-limit", "8x-b200"), engines=(), ollama=None))
+    assert "8 x NVIDIA B200 · 179.1 GiB each" in text
+
+
+def test_verbose_says_why_each_fact_is_unknown(capture: Loader) -> None:
+    picture = Picture(machine=machine_of(capture, "vm-v1-no-limit", "no-permission"), engines=(), ollama=None)
+    text = " ".join(screen(picture, verbose=True).split())
+    assert "accelerators.1.total_bytes: NVML: Insufficient Permissions" in text
+    assert "sudo dmidecode --type memory" in text
+
+
+def test_a_report_names_no_user_host_serial_or_address(capture: Loader) -> None:
+    machine = machine_of(capture, "disks", "rtx-3090-busy")
+    machine = replace(
+        machine,
+        disks=(*(machine.disks or ()), Disk(mount="/home/alice/models", device="nas.example.org:/export")),
+        notices=("CUDA_VISIBLE_DEVICES=GPU-11111111-2222-3333-4444-555555555555 leaves 1 of 1 GPUs", "fe80::1ff:2 x"),
+    )
+    text = report(Picture(machine=machine, engines=(ENGINE,), ollama=OLLAMA, problems=("http://box.lan:1/x failed",)))
+    for private in ("alice", "bob", "example.org", "10.1.2.3", "192.0.2.7", "11111111", "box.lan", "fe80"):
+        assert private not in text
+    assert "NVIDIA GeForce RTX 3090" in text
+    assert "Samsung SSD 990 PRO 4TB" in text
+    assert "build 11434" in text
+
+
+def test_json_has_the_machine_the_engines_and_ollama(capsys: pytest.CaptureFixture[str]) -> None:
+    started = time.monotonic()
+    assert run(["inspect", "--json"], App(show=Show(), environ=ENVIRON)) == 0
+    assert time.monotonic() - started < 2.5
+    data = json.loads(capsys.readouterr().out)
+    assert data["schema"] == "kimigguf.inspect/1"
+    assert isinstance(data["machine"]["ram"]["total_bytes"], int)
+    assert data["machine"]["source"] == "detected"
+    assert data["ollama"]["reachable"] is False
+    assert isinstance(data["engines"], list)
+    assert all(set(one) == {"what", "reason"} for one in data["machine"]["unknown"])
+
+
+def test_a_saved_machine_is_what_was_seen_and_is_not_overwritten_unasked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "box.toml"
+    assert run(["inspect", "--json", "--save", str(path)], App(show=Show(), environ=ENVIRON)) == 0
+    seen = json.loads(capsys.readouterr().out)["machine"]
+    saved = load_file(path)
+    assert saved.ram.total_bytes == seen["ram"]["total_bytes"]
+    assert saved.ram.available_bytes == seen["ram"]["available_bytes"]
+    before = path.read_text()
+    assert run(["inspect", "--save", str(path)], App(show=Show(), environ=ENVIRON)) == 2
+    assert "file-exists" in capsys.readouterr().err
+    assert path.read_text() == before
+    assert run(["inspect", "--save", str(path), "--force", "--quiet"], App(show=Show(), environ=ENVIRON)) == 0
+    captured = capsys.readouterr()
+    assert captured.out == captured.err == ""
+
+
+def test_the_report_is_markdown_on_stdout_and_a_string_in_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["inspect", "--report"], App(show=Show(), environ=ENVIRON)) == 0
+    assert capsys.readouterr().out.startswith("**kimigguf ")
+    assert run(["inspect", "--report", "--json"], App(show=Show(), environ=ENVIRON)) == 0
+    assert json.loads(capsys.readouterr().out)["markdown"].startswith("**kimigguf ")
+
+
+def test_an_engine_or_ollama_that_hangs_costs_its_own_line_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    from hardware.captures import HANG
+
+    monkeypatch.setattr(inspect, "LIMIT_SECONDS", 0.6)
+    monkeypatch.setattr("kimigguf.engines.discover.discover", lambda _environ: HANG.wait())
+    monkeypatch.setattr("kimigguf.ollama.server.look", lambda _environ: HANG.wait())
+    picture = inspect.look(App(show=Show(), environ=ENVIRON))
+    assert picture.engines is None
+    assert picture.ollama is None
+    assert picture.machine.ram.total_bytes is not None
+    assert picture.problems == ("engines: no answer within 0.6 s", "ollama: no answer within 0.6 s")
+
+
+def test_help_shows_an_example(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["inspect", "--help"], App(show=Show(), environ=ENVIRON)) == 0
+    assert "kimigguf inspect --save box.toml" in capsys.readouterr().out
