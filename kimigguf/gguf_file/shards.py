@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Final
 
 from kimigguf.errors import IntegrityError, UsageError
+from kimigguf.gguf_file.belonging import check_expert_types, check_layout
 from kimigguf.gguf_file.header import Header, TensorInfo, Value, check_size, read_header
 from kimigguf.gguf_file.names import ShardName, is_projector, sets
 
@@ -139,8 +140,7 @@ def read_set(files: Sequence[Path]) -> ShardSet:
     """Read the headers of a set in load order and check it.
 
     Raises:
-        UsageError: A file cannot be read.
-        IntegrityError: As ``header.parse`` and ``check``.
+        IntegrityError: As ``header.read_header`` and ``check``.
     """
     found = []
     for path in files:
@@ -154,13 +154,14 @@ def check(files: Sequence[ShardFile]) -> None:
     """Hold the files of a set, in load order, against each other and their sizes.
 
     Raises:
-        IntegrityError: ``truncated``, ``trailing-data``, ``foreign-shard``, ``incomplete-set``, ``tensor-count``,
-            ``duplicate-tensor``: each names the file.
+        IntegrityError: ``file-cut``, ``trailing-data``, ``foreign-shard``, ``incomplete-set``, ``tensor-count``,
+            ``duplicate-tensor``, ``outdated-layout``: each names the file.
     """
     if not files:
         raise IntegrityError("a model of no files", code="incomplete-set")
-    for rule in (_sizes, _numbers, _belonging, _tensor_count):
+    for rule in (_sizes, _numbers, _belonging, _tensor_count, check_expert_types):
         rule(files)
+    check_layout(files[0].header, name=files[0].name)
 
 
 def _sizes(files: Sequence[ShardFile]) -> None:
