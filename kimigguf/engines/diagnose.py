@@ -203,7 +203,7 @@ def diagnose(log: str, how: Exit) -> Diagnosis:
 
 def _bare(line: str) -> str:
     """The line without llama.cpp's time stamp and level (``0.00.003.582 E ``), cut to a readable length."""
-    return re.sub(r"^[\d.]+ [A-Z] (?:\S+ +(?=\S+:))?", "", line)[:400]
+    return re.sub(r"^[\d.]+ [A-Z] +", "", line)[:400]
 
 
 def server_error(log: str, how: Exit, *, log_path: str | None, while_doing: str) -> ServerError:

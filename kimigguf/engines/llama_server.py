@@ -124,8 +124,8 @@ class Server:
         return self._child.pid
 
     def log_text(self) -> str:
-        """The end of the engine's log."""
-        return self._child.log_tail()
+        """The engine's log from its beginning, at most 8 MiB of it."""
+        return self._child.log_head()
 
     def wait_ready(self, listen: Listener = ignore, *, stall_seconds: float = STALL_SECONDS) -> float:
         """Wait until the model is loaded and answers; returns the seconds it took.
@@ -140,10 +140,10 @@ class Server:
         listen(Step(text="starting the engine"))
         watch = _Watch(total_bytes=self._total_bytes, stall_seconds=stall_seconds, listen=listen)
         while True:
-            self._raise_if_dead("loading")
+            self.raise_if_dead("loading")
             answer = get(self.address, "/health")
             if answer is not None and answer[0] == _OK and self._is_ours():
-                self._raise_if_dead("loading")
+                self.raise_if_dead("loading")
                 self.state = State.READY
                 watch.finish()
                 return time.monotonic() - began
@@ -181,9 +181,14 @@ class Server:
         """
         while True:
             if self._child.wait(1.0) is not None:
-                self._raise_if_dead("serving")
+                self.raise_if_dead("serving")
 
-    def _raise_if_dead(self, doing: str) -> None:
+    def raise_if_dead(self, doing: str) -> None:
+        """Say so if the engine has ended.
+
+        Raises:
+            ServerError: The reason, from its log.
+        """
         how = self._child.exit()
         if how is not None:
             self.state = State.EXITED
@@ -239,4 +244,5 @@ class _Watch:
             self._listen(Advance(activity="load", item="model", done_bytes=done, total_bytes=self._total))
 
     def finish(self) -> None:
-        self._listen(Advance(activity="load", item="model", done_bytes=self._total, total_bytes=self._total))
+        if self._shown < self._total:
+            self._listen(Advance(activity="load", item="model", done_bytes=self._total, total_bytes=self._total))

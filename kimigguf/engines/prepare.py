@@ -9,8 +9,6 @@ from typing import Final
 from kimigguf.catalogue.profiles import find_quant, load_model
 from kimigguf.catalogue.quants import EngineNeed, ModelProfile, Quant
 from kimigguf.download.store import FileState, SetState, StoredSet, locate, look, set_folder, stored_at
-from kimigguf.engines.engine import FoundEngine
-from kimigguf.engines.sight import seen_by, unseen
 from kimigguf.errors import IntegrityError, NetworkError, UsageError
 from kimigguf.events import Listener, Notice, Step, ignore
 from kimigguf.hardware.snapshot import Machine
@@ -197,13 +195,11 @@ def verified(stored: StoredSet, listen: Listener = ignore) -> StoredSet:
 def plan_on(
     stored: StoredSet,
     machine: Machine,
-    engine: FoundEngine,
     settings: Settings,
     *,
     context_tokens: int | None = None,
-    listen: Listener = ignore,
 ) -> Plan | Shortfall:
-    """The plan for these files, this machine as the engine sees it, and these settings.
+    """The plan for these files, a machine as the engine sees it, and these settings.
 
     ``context_tokens`` None takes 32,768 or, of a model made for fewer, what it was made for.
 
@@ -217,8 +213,6 @@ def plan_on(
     spec = ModelSpec.from_shards(shards)
     if context_tokens is None:
         context_tokens = min(DEFAULT_CONTEXT_TOKENS, spec.context_max_tokens or DEFAULT_CONTEXT_TOKENS)
-    if sentence := unseen(machine, engine):
-        listen(Notice(text=sentence))
     manifest = stored.manifest
     model = planned_model(
         shards,
@@ -229,7 +223,7 @@ def plan_on(
         sha256={file.name: file.sha256 for file in stored.files},
     )
     wanted = replace(settings, context_tokens=context_tokens)
-    return plan_for(spec, seen_by(machine, engine), wanted, model=model)
+    return plan_for(spec, machine, wanted, model=model)
 
 
 def planned_files(stored: StoredSet) -> tuple[PlannedFile, ...]:

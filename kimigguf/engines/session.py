@@ -10,18 +10,25 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from kimigguf.download.store import models_dir, stored_at
+from kimigguf.download.store import StoredSet, models_dir, stored_at
 from kimigguf.engines import prepare
-from kimigguf.engines.command import Command, command, require_key
+from kimigguf.engines.command import Command, command, device_names, require_key
 from kimigguf.engines.discover import choose, known_flags
 from kimigguf.engines.engine import FoundEngine
+from kimigguf.engines.evidence import Check, State
 from kimigguf.engines.keys import read_keys
 from kimigguf.engines.llama_server import Address, Server, require_free
-from kimigguf.engines.serving import chat_template_arguments, load_serving
+from kimigguf.engines.loaded import compare_loaded
+from kimigguf.engines.preflight import preflight
+from kimigguf.engines.report import Comparison
+from kimigguf.engines.selftest import Result, poster, selftest
+from kimigguf.engines.serving import ServingProfile, chat_template_arguments, load_serving
+from kimigguf.engines.sight import seen_by, unseen
 from kimigguf.engines.supervise import fresh_log
-from kimigguf.errors import UsageError
+from kimigguf.errors import MachineError, ServerError, UsageError
 from kimigguf.events import Listener, Notice, Step
 from kimigguf.hardware.detect import detect
+from kimigguf.hardware.snapshot import Machine
 from kimigguf.memory.settings import Settings
 from kimigguf.placement.place import Shortfall
 from kimigguf.placement.plan import Plan
@@ -45,31 +52,83 @@ class Request:
     alias: str | None = None
     models_dir: Path | None = None
     no_download: bool = False
+    no_selftest: bool = False
+    dry_run: bool = False
     api_key_file: Path | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """Everything a start needs, checked; nothing has been started."""
+
+    plan: Plan
+    engine: FoundEngine
+    command: Command
+    profile: ServingProfile
+    address: Address
+    alias: str
+    key: str | None
+    plan_file: Path
+    log_folder: Path
+    checks: tuple[Check, ...]
+
+    @property
+    def blocked(self) -> tuple[Check, ...]:
+        """The checks that stand against a start."""
+        return tuple(check for check in self.checks if check.blocks and check.state is State.FAILED)
+
+    def require(self) -> None:
+        """Refuse a start that a check stands against.
+
+        Raises:
+            MachineError: ``preflight-failed`` with the evidence.
+        """
+        for check in self.blocked:
+            raise MachineError(
+                f"the {check.what} is not as it must be for a start",
+                code="preflight-failed",
+                cause=check.evidence,
+                hint=check.hint,
+            )
 
 
 class Session:
     """A started engine with the plan it runs. Leaving the ``with`` block ends it."""
 
-    def __init__(self, server: Server, plan: Plan, engine: FoundEngine, made: Command, plan_file: Path) -> None:
+    def __init__(self, server: Server, prepared: Prepared) -> None:
         self.server = server
-        self.plan = plan
-        self.engine = engine
-        self.command = made
-        self.plan_file = plan_file
+        self.prepared = prepared
         self.load_seconds = 0.0
+        self.memory = Comparison(reason="not loaded yet")
+        self.selftest: Result | None = None
 
-    @property
-    def needs_key(self) -> bool:
-        return "--api-key-file" in self.command.argv
-
-    def wait_ready(self, listen: Listener) -> None:
-        """Wait until it answers.
+    def wait_ready(self, listen: Listener, *, test: bool = True) -> None:
+        """Wait until it answers, then hold it to its plan and, with ``test``, to what a server must do.
 
         Raises:
-            ServerError: It died, with the reason.
+            ServerError: It died, or failed its self-test; with the reason.
         """
         self.load_seconds = self.server.wait_ready(listen)
+        plan, engine = self.prepared.plan, self.prepared.engine
+        self.memory = compare_loaded(plan, self.server.log_text(), device_names(plan, engine))
+        if not test:
+            return
+        settings = plan.settings
+        self.selftest = selftest(
+            poster(self.server.address.url, self.prepared.key),
+            ubatch_tokens=settings.effective_ubatch_tokens,
+            slot_tokens=settings.stream_tokens,
+            listen=listen,
+        )
+        if self.selftest.failed:
+            self.server.raise_if_dead("testing itself")
+            first = self.selftest.failed[0]
+            raise ServerError(
+                f"the server failed its self-test: {first.what}",
+                code="selftest-failed",
+                cause=first.evidence,
+                hint=f"serve it as it is with --no-selftest; the log: {self.server.log}",
+            )
 
     def __enter__(self) -> Self:
         return self
@@ -80,8 +139,8 @@ class Session:
         self.server.stop()
 
 
-def open_session(request: Request, environ: Mapping[str, str], listen: Listener) -> Session | Shortfall:
-    """Prepare what ``request`` names and start its engine; ``wait_ready`` comes next. A Shortfall does not fit.
+def prepare_session(request: Request, environ: Mapping[str, str], listen: Listener) -> Prepared | Shortfall:
+    """Get everything ready that ``request`` names, down to the command; a Shortfall does not fit.
 
     Raises:
         KimiggufError: Of every kind; see the rooms that are called.
@@ -92,12 +151,11 @@ def open_session(request: Request, environ: Mapping[str, str], listen: Listener)
     made = _replayed(request, environ, listen) if request.plan_path else _planned(request, environ, listen)
     if isinstance(made, Shortfall):
         return made
-    plan, engine = made
+    plan, engine = made.plan, made.engine
     profile = load_serving(plan.model.architecture, environ)
     folder = state_folder(environ)
     plan_file = folder / f"serve-{request.port}.plan.json"
-    folder.mkdir(parents=True, exist_ok=True)
-    write_plan(plan, plan_file)
+    _write_plan(plan, plan_file)
     run = command(
         plan,
         engine,
@@ -114,14 +172,65 @@ def open_session(request: Request, environ: Mapping[str, str], listen: Listener)
     )
     for sentence in _remarks(plan, run):
         listen(Notice(text=sentence))
-    log = fresh_log(folder / "logs", f"serve-{request.port}")
-    size = sum(file.size_bytes for file in plan.model.files)
-    alias = request.alias or profile.alias
-    server = Server.start(run, address, alias=alias, log=log, total_bytes=size, key=key)
-    return Session(server, plan, engine, run, plan_file)
+    checks = preflight(
+        stored=made.stored,
+        engine=engine,
+        machine=made.machine,
+        address=address,
+        changed=changes(plan, made.machine),
+        log_folder=folder / "logs",
+    )
+    return Prepared(
+        plan=plan,
+        engine=engine,
+        command=run,
+        profile=profile,
+        address=address,
+        alias=request.alias or profile.alias,
+        key=key,
+        plan_file=plan_file,
+        log_folder=folder / "logs",
+        checks=checks,
+    )
 
 
-def _planned(request: Request, environ: Mapping[str, str], listen: Listener) -> tuple[Plan, FoundEngine] | Shortfall:
+def start(prepared: Prepared) -> Session:
+    """Start the engine; ``wait_ready`` comes next.
+
+    Raises:
+        MachineError: ``preflight-failed``, ``port-in-use``, ``engine-unusable``, ``log-unwritable``.
+    """
+    prepared.require()
+    server = Server.start(
+        prepared.command,
+        prepared.address,
+        alias=prepared.alias,
+        log=fresh_log(prepared.log_folder, f"serve-{prepared.address.port}"),
+        total_bytes=sum(file.size_bytes for file in prepared.plan.model.files),
+        key=prepared.key,
+    )
+    return Session(server, prepared)
+
+
+def _write_plan(plan: Plan, path: Path) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_plan(plan, path)
+    except OSError as error:
+        raise MachineError(f"cannot write {path}", code="state-unwritable", cause=error.strerror) from error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Made:
+    """A plan with what it was made from."""
+
+    plan: Plan
+    engine: FoundEngine
+    stored: StoredSet
+    machine: Machine
+
+
+def _planned(request: Request, environ: Mapping[str, str], listen: Listener) -> _Made | Shortfall:
     target = prepare.target_of(request.target or "", environ)
     prepare.check_wish(target, request.context_tokens)
     _check_effort(target, request, environ)
@@ -130,15 +239,14 @@ def _planned(request: Request, environ: Mapping[str, str], listen: Listener) -> 
     models = models_dir(environ, request.models_dir)
     stored = prepare.obtain(target, models, environ=environ, may_download=not request.no_download, listen=listen)
     stored = prepare.verified(stored, listen)
-    plan = prepare.plan_on(
-        stored,
-        detect(environ=environ),
-        engine,
-        Settings(slots=request.slots),
-        context_tokens=request.context_tokens,
-        listen=listen,
-    )
-    return plan if isinstance(plan, Shortfall) else (plan, engine)
+    machine = detect(environ=environ)
+    if sentence := unseen(machine, engine):
+        listen(Notice(text=sentence))
+    seen = seen_by(machine, engine)
+    plan = prepare.plan_on(stored, seen, Settings(slots=request.slots), context_tokens=request.context_tokens)
+    if isinstance(plan, Shortfall):
+        return plan
+    return _Made(plan=plan, engine=engine, stored=stored, machine=seen)
 
 
 def _check_effort(target: prepare.Target, request: Request, environ: Mapping[str, str]) -> None:
@@ -146,11 +254,11 @@ def _check_effort(target: prepare.Target, request: Request, environ: Mapping[str
         chat_template_arguments(load_serving(target.profile.architecture, environ), request.effort)
 
 
-def _replayed(request: Request, environ: Mapping[str, str], listen: Listener) -> tuple[Plan, FoundEngine]:
-    """The plan of a file, on files that are as it says. What changed on the machine is told, not corrected.
+def _replayed(request: Request, environ: Mapping[str, str], listen: Listener) -> _Made:
+    """The plan of a file, on files that are as it says. What changed on the machine is for the pre-flight to tell.
 
     Raises:
-        UsageError: ``bad-plan``, ``plan-stale`` if the files are others.
+        UsageError: ``bad-plan``, ``plan-without-files``, ``plan-stale`` if the files are others.
     """
     plan = load_plan(request.plan_path or Path())
     engine = choose(environ, kind=request.engine, engine_path=request.engine_path)
@@ -162,17 +270,18 @@ def _replayed(request: Request, environ: Mapping[str, str], listen: Listener) ->
             hint=f"kimigguf serve {plan.model.quant or 'QUANT'}",
         )
     stored = prepare.verified(prepare.complete(stored_at(Path(plan.model.folder) / plan.model.files[0].name)), listen)
-    found = prepare.planned_files(stored)
-    if different := [line for line in changes(plan, detect(environ=environ), files=found) if ".gguf" in line]:
+    machine = seen_by(detect(environ=environ), engine)
+    before = changes(plan, machine)
+    if different := [
+        line for line in changes(plan, machine, files=prepare.planned_files(stored)) if line not in before
+    ]:
         raise UsageError(
             "the files are not those that the plan was made for",
             code="plan-stale",
             cause="; ".join(different[:4]),
             hint=f"make it again: kimigguf plan '{plan.model.folder}' --json > plan.json",
         )
-    for line in changes(plan, detect(environ=environ)):
-        listen(Notice(text=f"not as in the plan: {line}"))
-    return plan, engine
+    return _Made(plan=plan, engine=engine, stored=stored, machine=machine)
 
 
 def _remarks(plan: Plan, run: Command) -> tuple[str, ...]:

@@ -17,6 +17,7 @@ from kimigguf.errors import MachineError
 
 GRACE_SECONDS: Final = 10.0
 _TAIL_BYTES: Final = 64 << 10
+_HEAD_BYTES: Final = 8 << 20
 
 
 class State(StrEnum):
@@ -88,6 +89,14 @@ class Child:
             with self.log.open("rb") as file:
                 file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
                 return file.read().decode(errors="replace")
+        except OSError:
+            return ""
+
+    def log_head(self) -> str:
+        """The first 8 MiB of the log; empty if it cannot be read."""
+        try:
+            with self.log.open("rb") as file:
+                return file.read(_HEAD_BYTES).decode(errors="replace")
         except OSError:
             return ""
 

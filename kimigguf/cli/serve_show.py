@@ -1,0 +1,187 @@
+"""What ``serve`` shows: checks before a start, how to reach a ready server, and why something does not fit."""
+
+import shlex
+from typing import TYPE_CHECKING, Any
+
+from kimigguf.cli.show import Show
+from kimigguf.errors import ExitCode
+from kimigguf.units import duration, memory
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from rich.console import Console
+
+    from kimigguf.engines.evidence import Check
+    from kimigguf.engines.report import ComparedDevice
+    from kimigguf.engines.session import Prepared, Session
+    from kimigguf.placement.place import Shortfall
+
+
+def preflight_record(prepared: "Prepared") -> dict[str, Any]:
+    """The checks before a start and the command, as JSON values."""
+    return {
+        "schema": "kimigguf.preflight/1",
+        "checks": [_check(check) for check in prepared.checks],
+        "command": list(prepared.command.argv),
+        "plan_file": str(prepared.plan_file),
+    }
+
+
+def show_preflight(console: "Console", prepared: "Prepared") -> None:
+    """The checks before a start and the command, for people."""
+    _show_checks(console, prepared.checks)
+    console.print()
+    console.print(shlex.join(prepared.command.argv), markup=False, soft_wrap=True)
+
+
+def ready_record(session: "Session") -> dict[str, Any]:
+    """A ready server as JSON values."""
+    server, prepared = session.server, session.prepared
+    plan, engine, tested = prepared.plan, prepared.engine, session.selftest
+    return {
+        "schema": "kimigguf.serve/1",
+        "state": str(server.state),
+        "url": server.address.url,
+        "base_url": f"{server.address.url}/v1",
+        "model": server.alias,
+        "pid": server.pid,
+        "engine": {"kind": str(engine.kind), "path": engine.path, "version": engine.version, "build": engine.build},
+        "quant": plan.model.quant,
+        "folder": plan.model.folder,
+        "context_tokens": plan.settings.context_tokens,
+        "slots": plan.settings.slots,
+        "load_seconds": round(session.load_seconds, 3),
+        "checks": [_check(check) for check in (*prepared.checks, *(tested.checks if tested else ()))],
+        "memory": [_device(device) for device in session.memory.devices],
+        "memory_unknown": session.memory.reason,
+        "prompt_tokens_per_second": tested.measured.prompt_per_second if tested else None,
+        "decode_tokens_per_second": tested.measured.decode_per_second if tested else None,
+        "log": str(server.log),
+        "plan_file": str(prepared.plan_file),
+        "command": list(prepared.command.argv),
+        "gave_way": list(plan.gave_way),
+    }
+
+
+def _check(check: "Check") -> dict[str, Any]:
+    return {"what": check.what, "state": str(check.state), "evidence": check.evidence, "hint": check.hint}
+
+
+def _device(device: "ComparedDevice") -> dict[str, Any]:
+    """One device: planned and reported bytes by the engine's own columns."""
+    return {
+        "device": device.name,
+        "engine_name": device.engine_name,
+        "planned": {
+            "model_bytes": device.ledger.model_bytes,
+            "context_bytes": device.ledger.context_bytes,
+            "compute_bytes": device.ledger.compute_bytes,
+        },
+        "reported": {
+            "model_bytes": device.engine.model_bytes,
+            "context_bytes": device.engine.context_bytes,
+            "compute_bytes": device.engine.compute_bytes,
+        },
+        "difference_bytes": device.difference_bytes,
+        "agrees": device.agrees,
+    }
+
+
+def show_ready(console: "Console", session: "Session") -> None:
+    """How to reach a ready server, for people."""
+    prepared, server = session.prepared, session.server
+    settings, url, key = prepared.plan.settings, server.address.url, prepared.key is not None
+    header = ' -H "Authorization: Bearer $KEY"' if key else ""
+    checks = (*prepared.checks, *(session.selftest.checks if session.selftest else ()))
+    _show_checks(console, checks)
+    for line in (
+        *_memory_lines(session),
+        "",
+        f"ready after {duration(session.load_seconds)}: {server.alias} on {prepared.engine.version}",
+        f"  base URL   {url}/v1",
+        f"  context    {settings.stream_tokens:,} tokens in each of {settings.slots} slot(s)",
+        *_speed_lines(session),
+        f"  log        {server.log}",
+        "",
+        f"  curl {url}/v1/chat/completions{header} -H 'Content-Type: application/json' \\",
+        f"""    -d '{{"model":"{server.alias}","messages":[{{"role":"user","content":"Hello"}}]}}'""",
+        "",
+        *(f"  {line}" for line in _snippet(f"{url}/v1", server.alias, needs_key=key)),
+        "",
+        f"  from a laptop: ssh -N -L {server.address.port}:127.0.0.1:{server.address.port} THIS-MACHINE",
+        f"  in a terminal: kimigguf chat --url {url}",
+        "",
+        "Ctrl-C stops it.",
+    ):
+        console.print(line, markup=False, soft_wrap=True)
+
+
+def _show_checks(console: "Console", checks: "Iterable[Check]") -> None:
+    from rich.text import Text
+
+    colours = {"passed": "green", "failed": "red", "unknown": "yellow"}
+    for check in checks:
+        state = str(check.state)
+        line = Text.assemble((f"{state.upper():8}", colours[state]), f"{check.what:12} {check.evidence}")
+        console.print(line, soft_wrap=True)
+        if check.hint and state != "passed":
+            console.print(f"{'':21}try: {check.hint}", markup=False, soft_wrap=True)
+
+
+def _memory_lines(session: "Session") -> tuple[str, ...]:
+    """Planned beside reported bytes per device, and the difference named."""
+    if session.memory.reason is not None:
+        return (f"UNKNOWN memory       {session.memory.reason}",)
+    lines = []
+    for device in session.memory.devices:
+        state = "PASSED" if device.agrees else "FAILED"
+        lines.append(
+            f"{state:8}{'memory':12} {device.name}: {memory(device.ledger.total_bytes)} planned, "
+            f"{memory(device.engine.total_bytes)} reported by the engine"
+        )
+    return tuple(lines)
+
+
+def _speed_lines(session: "Session") -> tuple[str, ...]:
+    if session.selftest is None:
+        return ()
+    measured = session.selftest.measured
+    prompt, decode = measured.prompt_per_second, measured.decode_per_second
+    words = [f"{speed:,.1f} tokens/s {what}" for speed, what in ((prompt, "prompt"), (decode, "decode")) if speed]
+    return (f"  speed      {', '.join(words)} (self-test, cold)",) if words else ()
+
+
+def _snippet(base_url: str, model: str, *, needs_key: bool) -> tuple[str, ...]:
+    """A client that keeps the whole assistant message: K3 expects its reasoning and tool calls back."""
+    key = 'os.environ["KEY"]' if needs_key else '"none"'
+    return (
+        *(("import os",) if needs_key else ()),
+        "from openai import OpenAI",
+        f'client = OpenAI(base_url="{base_url}", api_key={key})',
+        'messages = [{"role": "user", "content": "Hello"}]',
+        f'reply = client.chat.completions.create(model="{model}", messages=messages).choices[0].message',
+        "messages.append(reply.model_dump(exclude_none=True))  # with reasoning_content and tool_calls",
+        'messages.append({"role": "user", "content": "And now?"})',
+    )
+
+
+def show_misfit(show: Show, shortfall: "Shortfall") -> int:
+    """Why the model does not fit, and what to do; the exit code of that answer."""
+    data = {
+        "schema": "kimigguf.serve/1",
+        "state": "does-not-fit",
+        "need_bytes": shortfall.need_bytes,
+        "have_bytes": shortfall.have_bytes,
+        "missing_bytes": shortfall.missing_bytes,
+        "reason": shortfall.reason,
+        "gave_way": list(shortfall.gave_way),
+    }
+
+    def human(console: "Console") -> None:
+        console.print(f"it does not fit: {shortfall.reason}", markup=False)
+        console.print(f"{memory(shortfall.missing_bytes)} of RAM are missing", markup=False)
+        console.print("kimigguf recommend says which quant fits this machine", markup=False)
+
+    show.answer(data, human)
+    return ExitCode.ANSWERED_NO

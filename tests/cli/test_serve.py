@@ -1,0 +1,196 @@
+"""``kimigguf serve`` up to the start of an engine: what is refused, with what exit code, and what a dry run shows."""
+
+import json
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny_k3
+from fakes.engine import mainline, write_engine
+from fakes.processes import free_port
+
+from kimigguf.cli.app import App, run
+from kimigguf.cli.show import Show
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tiny")
+    tiny_k3.write(folder)
+    return folder
+
+
+@pytest.fixture
+def environ(tmp_path: Path) -> dict[str, str]:
+    engine = write_engine(tmp_path / "bin" / "llama-server", version=mainline(11434))
+    return {
+        "PATH": "",
+        "KIMIGGUF_LLAMA_SERVER": str(engine),
+        "KIMIGGUF_MODELS": str(tmp_path / "models"),
+        "XDG_STATE_HOME": str(tmp_path / "state"),
+        "HF_ENDPOINT": f"http://127.0.0.1:{free_port()}",
+    }
+
+
+def serve(environ: dict[str, str], *argv: str) -> int:
+    return run(["serve", "--json", *argv], App(show=Show(), environ=environ))
+
+
+def refused(capsys: pytest.CaptureFixture[str], environ: dict[str, str], *argv: str) -> tuple[int, dict[str, Any]]:
+    code = serve(environ, *argv)
+    records = [json.loads(line) for line in capsys.readouterr().err.splitlines() if line.startswith("{")]
+    errors = [record for record in records if record["schema"] == "kimigguf.error/1"]
+    assert len(errors) == 1
+    return code, errors[0]
+
+
+@pytest.mark.parametrize(
+    ("argv", "exit_code", "code"),
+    [
+        ((), 2, "nothing-to-serve"),
+        (("UD-IQ1_M", "--plan", "p.json"), 2, "plan-and-target"),
+        (("--plan", "p.json", "--context", "4096"), 2, "plan-and-settings"),
+        (("--plan", "p.json"), 2, "bad-plan"),
+        (("UD-IQ9_Z",), 2, "unknown-quant"),
+        (("UD-IQ1_M", "--context", "2000000"), 2, "context-too-large"),
+        (("UD-IQ1_M", "--context", "0"), 2, "bad-context"),
+        (("UD-IQ1_M", "--effort", "medium"), 2, "unknown-effort"),
+        (("UD-IQ1_M", "--engine", "vllm"), 2, "unknown-engine"),
+        (("UD-IQ1_M", "--host", "0.0.0.0"), 2, "key-needed"),
+        (("UD-IQ1_M", "--engine-path", "/nowhere/llama-server"), 3, "engine-unusable"),
+        (("UD-Q1_0",), 3, "quant-unsupported"),
+        (("UD-IQ1_M",), 4, "hub-unreachable"),
+        (("UD-IQ1_M", "--no-download"), 5, "not-downloaded"),
+    ],
+)
+def test_a_request_that_cannot_be_met_says_why(
+    capsys: pytest.CaptureFixture[str], environ: dict[str, str], argv: tuple[str, ...], exit_code: int, code: str
+) -> None:
+    found, error = refused(capsys, environ, "--port", str(free_port()), *argv)
+    assert (found, error["code"]) == (exit_code, code)
+    assert len(error["message"]) > 10
+
+
+def test_a_mistyped_quant_is_answered_with_the_nearest(
+    capsys: pytest.CaptureFixture[str], environ: dict[str, str]
+) -> None:
+    _, error = refused(capsys, environ, "UD-IQ1M")
+    assert "UD-IQ1_M" in error["hint"]
+
+
+def test_a_context_above_the_files_own_is_refused(
+    capsys: pytest.CaptureFixture[str], environ: dict[str, str], tiny: Path
+) -> None:
+    code, error = refused(capsys, environ, str(tiny), "--context", str(tiny_k3.CONTEXT + 1), "--port", str(free_port()))
+    assert (code, error["code"]) == (2, "context-too-large")
+    assert f"{tiny_k3.CONTEXT:,}" in error["message"]
+
+
+@pytest.mark.parametrize("content", [b"", b"no model at all", b"GGUF"])
+def test_a_path_that_is_no_model_is_told(
+    capsys: pytest.CaptureFixture[str], environ: dict[str, str], tmp_path: Path, content: bytes
+) -> None:
+    path = tmp_path / "model.gguf"
+    path.write_bytes(content)
+    code, error = refused(capsys, environ, str(path), "--port", str(free_port()))
+    assert code in {2, 5}
+    assert "model.gguf" in error["message"]
+
+
+def test_a_taken_port_is_refused_before_a_terabyte_is_fetched(
+    capsys: pytest.CaptureFixture[str], environ: dict[str, str]
+) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        code, error = refused(capsys, environ, "UD-IQ1_M", "--port", str(other.getsockname()[1]))
+    assert (code, error["code"]) == (3, "port-in-use")
+
+
+@pytest.mark.parametrize("which", ["folder", "first", "middle"])
+def test_any_shard_or_the_folder_leads_to_the_first_shard(
+    capsys: pytest.CaptureFixture[str], environ: dict[str, str], tiny: Path, which: str
+) -> None:
+    shards = sorted(tiny.glob("*.gguf"))
+    target = {"folder": tiny, "first": shards[0], "middle": shards[2]}[which]
+    assert serve(environ, str(target), "--dry-run", "--port", str(free_port())) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert data["schema"] == "kimigguf.preflight/1"
+    argv = data["command"]
+    assert argv[argv.index("--model") + 1] == str(shards[0])
+    assert argv[argv.index("--ctx-size") + 1] == "32768"
+    states = {check["what"]: check["state"] for check in data["checks"]}
+    assert states["port"] == states["engine"] == states["plan"] == "passed"
+    assert states["files"] == "unknown"  # nobody has said what their hashes should be
+
+
+def test_a_plan_is_replayed_to_the_same_command(
+    capsys: pytest.CaptureFixture[str], environ: dict[str, str], tiny: Path
+) -> None:
+    port = str(free_port())
+    assert serve(environ, str(tiny), "--dry-run", "--port", port, "--context", "8192") == 0
+    first = json.loads(capsys.readouterr().out)
+    assert serve(environ, "--plan", first["plan_file"], "--dry-run", "--port", port) == 0
+    assert json.loads(capsys.readouterr().out)["command"] == first["command"]
+
+
+def test_a_plan_for_other_files_is_stale(
+    capsys: pytest.CaptureFixture[str], environ: dict[str, str], tiny: Path, tmp_path: Path
+) -> None:
+    assert serve(environ, str(tiny), "--dry-run", "--port", str(free_port())) == 0
+    plan_file = json.loads(capsys.readouterr().out)["plan_file"]
+    plan = json.loads(Path(plan_file).read_text())
+    plan["model"]["files"][1]["size_bytes"] += 1
+    other = tmp_path / "other.json"
+    other.write_text(json.dumps(plan))
+    code, error = refused(capsys, environ, "--plan", str(other), "--port", str(free_port()))
+    assert (code, error["code"]) == (2, "plan-stale")
+    assert plan["model"]["files"][1]["name"] in error["cause"]
+
+
+def test_a_plan_for_more_memory_than_there_is_stops_before_the_start(
+    capsys: pytest.CaptureFixture[str], environ: dict[str, str], tiny: Path, tmp_path: Path
+) -> None:
+    assert serve(environ, str(tiny), "--dry-run", "--port", str(free_port())) == 0
+    plan = json.loads(Path(json.loads(capsys.readouterr().out)["plan_file"]).read_text())
+    plan["machine"]["ram_bytes"] = 10 * plan["machine"]["ram_bytes"]
+    other = tmp_path / "other.json"
+    other.write_text(json.dumps(plan))
+    code, error = refused(capsys, environ, "--plan", str(other), "--port", str(free_port()))
+    assert (code, error["code"]) == (3, "preflight-failed")
+    assert "RAM" in error["cause"]
+
+
+def test_a_key_file_that_others_can_read_is_refused(
+    capsys: pytest.CaptureFixture[str], environ: dict[str, str], tmp_path: Path
+) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("secret\n")
+    keys.chmod(0o644)
+    code, error = refused(capsys, environ, "UD-IQ1_M", "--host", "0.0.0.0", "--api-key-file", str(keys))
+    assert (code, error["code"]) == (2, "bad-key-file")
+    assert error["hint"] == f"chmod 600 '{keys}'"
+
+
+def test_an_engine_that_dies_at_once_is_a_server_error_with_its_last_line(
+    capsys: pytest.CaptureFixture[str], environ: dict[str, str], tiny: Path, tmp_path: Path
+) -> None:
+    broken = tmp_path / "broken" / "llama-server"
+    broken.parent.mkdir()
+    broken.write_text(
+        "#!/bin/sh\ncase \"$1\" in --version) echo 'version: 11434 (abc)' ;; --help) echo ;; "
+        "--list-devices) echo 'Available devices:' ;; *) echo '0.1 E cudaMalloc failed: out of memory'; exit 1 ;; esac\n"
+    )
+    broken.chmod(0o755)
+    code, error = refused(
+        capsys, environ | {"KIMIGGUF_LLAMA_SERVER": str(broken)}, str(tiny), "--port", str(free_port())
+    )
+    assert (code, error["code"]) == (6, "out-of-memory")
+    assert "cudaMalloc failed" in error["cause"]
+    assert ".log" in error["hint"]
+
+
+def test_help_shows_an_example(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["serve", "--help"], App(show=Show(), environ={})) == 0
+    assert "kimigguf serve UD-IQ1_M" in capsys.readouterr().out
