@@ -1,0 +1,211 @@
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fakes.ollama import serve
+from fakes.ollama_store import Ollama
+
+from kimigguf.cli.app import App, run
+from kimigguf.cli.show import Show
+from kimigguf.errors import ExitCode
+from kimigguf.ollama import storage
+
+
+@pytest.fixture(autouse=True)
+def no_other_ollama(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An Ollama that happens to be installed here must not decide what the tests see."""
+    monkeypatch.setattr(storage, "_from_process", lambda: None)
+    monkeypatch.setattr(storage, "_from_unit", lambda: None)
+    monkeypatch.setattr(storage, "_SERVICE_MODELS", Path("/nonexistent"))
+
+
+@pytest.fixture
+def stand_in(tmp_path: Path) -> Iterator[Ollama]:
+    with serve(tmp_path / "models") as server:
+        yield server
+
+
+@pytest.fixture
+def call(stand_in: Ollama, tmp_path: Path) -> Callable[..., int]:
+    environ = {
+        "OLLAMA_HOST": stand_in.url,
+        "OLLAMA_MODELS": str(stand_in.folder),
+        "KIMIGGUF_MODELS": str(tmp_path / "sets"),
+    }
+    return lambda *arguments: run(["ollama-register", *arguments], App(show=Show(), environ=environ))
+
+
+@pytest.fixture
+def folder(tiny: Callable[[str], Path], tmp_path: Path) -> Path:
+    """A tiny K3 of this test's own, so that files may be laid beside it."""
+    own = tmp_path / "UD-IQ1_M"
+    own.mkdir()
+    for path in tiny("UD-IQ1_M").glob("*.gguf"):
+        (own / path.name).write_bytes(path.read_bytes())
+    return own
+
+
+def error_of(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    found: dict[str, Any] = json.loads(shown.err.splitlines()[-1])
+    assert found["schema"] == "kimigguf.error/1"
+    return found
+
+
+def test_a_middle_shard_registers_the_whole_set_and_proves_it(
+    call: Callable[..., int], stand_in: Ollama, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    middle = sorted(folder.glob("*.gguf"))[2]
+    assert call(str(middle)) == ExitCode.DONE
+    shown = capsys.readouterr()
+    assert "ollama run kimi-k3:ud-iq1_m" in shown.out
+    assert "answered 'Hello.', 40.0 tokens/s" in shown.out
+    assert "PASSED   version" in shown.err
+    model = stand_in.models()["kimi-k3:ud-iq1_m"]
+    assert sum(layer["mediaType"].endswith(".model") for layer in model["layers"]) == len(list(folder.glob("*.gguf")))
+    assert len(stand_in.chats) == 2
+
+
+def test_the_json_answer_holds_plan_and_proof(
+    call: Callable[..., int], folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call(str(folder), "--name", "mine", "--context", "4096", "--json") == ExitCode.DONE
+    answer = json.loads(capsys.readouterr().out)
+    assert (answer["schema"], answer["name"], answer["quant"]) == ("kimigguf.ollama-register/1", "mine", "UD-IQ1_M")
+    assert (answer["registered"], answer["blocking"]) == (True, None)
+    assert answer["parameters"]["num_ctx"] == 4096
+    assert answer["disk"]["peak_bytes"] == answer["size_bytes"]
+    assert answer["proof"]["turns"][0]["content"] == "Hello."
+    assert answer["run"] == "ollama run mine"
+
+
+def test_a_dry_run_writes_nothing_and_shows_disk_modelfile_and_environment(
+    call: Callable[..., int], stand_in: Ollama, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stand_in.version = "0.34.0"
+    assert call(str(folder), "--dry-run") == ExitCode.DONE
+    out = capsys.readouterr().out
+    assert "at the peak" in out
+    assert f"FROM {folder}\n" in out
+    assert "PARAMETER temperature 1.0" in out
+    assert "LICENSE" in out
+    assert 'Environment="LLAMA_ARG_CACHE_RAM=1024"' in out
+    assert "no options of Ollama" in out
+    assert "nothing was written" in out
+    assert not any(method != "GET" and "blobs" not in path for method, path in stand_in.requests)
+    assert stand_in.used_bytes() == 0
+
+
+def test_a_quant_that_is_not_here_can_be_planned_and_is_not_registered(
+    call: Callable[..., int], stand_in: Ollama, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stand_in.version = "0.34.0"
+    assert call("iq1_s", "--dry-run", "--json") == ExitCode.ANSWERED_NO
+    answer = json.loads(capsys.readouterr().out)
+    assert (answer["name"], answer["blocking"]) == ("kimi-k3:ud-iq1_s", "not-downloaded")
+    assert answer["disk"]["peak_bytes"] == 3 * 594_040_923_616
+    assert call("iq1_s", "--json") == ExitCode.MACHINE
+    assert error_of(capsys)["hint"] == "kimigguf download UD-IQ1_S"
+
+
+def test_a_quant_of_the_fork_is_refused_with_what_could_run_it(
+    call: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call("UD-TQ1_0", "--json") == ExitCode.USAGE
+    error = error_of(capsys)
+    assert error["code"] == "quant-unsupported"
+    assert "UD-IQ1_S" in error["hint"]
+
+
+def test_an_old_ollama_is_refused_before_anything_is_written(
+    call: Callable[..., int], stand_in: Ollama, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stand_in.version = "0.30.1"
+    assert call(str(folder), "--json") == ExitCode.MACHINE
+    assert error_of(capsys)["code"] == "ollama-too-old"
+    assert stand_in.used_bytes() == 0
+
+
+def test_symbolic_links_are_refused_before_anything_is_written(
+    call: Callable[..., int], stand_in: Ollama, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = min(folder.glob("*.gguf"))
+    first.rename(folder.parent / "real")
+    first.symlink_to(folder.parent / "real")
+    assert call(str(folder), "--json") == ExitCode.USAGE
+    assert error_of(capsys)["code"] == "symlinked-shards"
+    assert stand_in.used_bytes() == 0
+
+
+def test_a_projector_in_the_folder_is_refused(
+    call: Callable[..., int], folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "mmproj-F16.gguf").write_bytes(b"GGUF")
+    assert call(str(folder), "--json") == ExitCode.USAGE
+    assert error_of(capsys)["code"] == "projector-among-shards"
+
+
+def test_a_missing_shard_is_an_integrity_error(
+    call: Callable[..., int], folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sorted(folder.glob("*.gguf"))[3].unlink()
+    assert call(str(folder), "--json") == ExitCode.INTEGRITY
+    assert "00004-of" in error_of(capsys)["message"]
+
+
+def test_a_taken_name_needs_force(call: Callable[..., int], folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(str(folder), "--quiet") == ExitCode.DONE
+    assert call(str(folder), "--json") == ExitCode.USAGE
+    assert "--force" in error_of(capsys)["hint"]
+    assert call(str(folder), "--force", "--quiet") == ExitCode.DONE
+
+
+def test_check_proves_again_and_remove_removes(
+    call: Callable[..., int], stand_in: Ollama, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call(str(folder), "--quiet") == ExitCode.DONE
+    assert call("--check", "kimi-k3:ud-iq1_m", "--json") == ExitCode.DONE
+    answer = json.loads(capsys.readouterr().out)
+    assert (answer["schema"], len(answer["proof"]["turns"])) == ("kimigguf.ollama-check/1", 2)
+    stand_in.content = stand_in.thinking = ""
+    assert call("--check", "kimi-k3:ud-iq1_m") == ExitCode.ANSWERED_NO
+    capsys.readouterr()
+    assert call("--remove", "kimi-k3:ud-iq1_m", "--json") == ExitCode.DONE
+    assert json.loads(capsys.readouterr().out)["schema"] == "kimigguf.ollama-remove/1"
+    assert stand_in.used_bytes() == 0
+    assert call("--check", "kimi-k3:ud-iq1_m", "--json") == ExitCode.USAGE
+    assert error_of(capsys)["code"] == "no-such-model"
+
+
+def test_a_load_that_fails_after_registering_is_exit_6(
+    call: Callable[..., int], stand_in: Ollama, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stand_in.load_error = "model requires more system memory (650.1 GiB) than is available (251.2 GiB)"
+    assert call(str(folder), "--json") == ExitCode.SERVER
+    shown = capsys.readouterr()
+    assert json.loads(shown.err.splitlines()[-1])["code"] == "ollama-load-failed"
+    assert "kimi-k3:ud-iq1_m" in stand_in.models()
+
+
+@pytest.mark.parametrize(
+    "arguments", [[], ["UD-IQ1_S", "--check", "x"], ["nosuchquant"], ["UD-IQ1_S", "--context", "2000000"], ["/no/such"]]
+)
+def test_bad_arguments_are_exit_2(call: Callable[..., int], arguments: list[str]) -> None:
+    assert call(*arguments) == ExitCode.USAGE
+
+
+def test_no_server_is_exit_3_with_the_command_that_starts_one(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    app = App(show=Show(), environ={"OLLAMA_HOST": "127.0.0.1:9"})
+    assert run(["ollama-register", str(folder), "--json"], app) == ExitCode.MACHINE
+    assert error_of(capsys)["hint"] == "ollama serve"
+    app = App(show=Show(), environ={"OLLAMA_HOST": "127.0.0.1:9"})
+    assert run(["ollama-register", str(folder), "--dry-run"], app) == ExitCode.ANSWERED_NO
+    assert "would be refused" in " ".join(capsys.readouterr().out.split())
+
+
+def test_the_help_shows_examples(call: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
+    assert call("--help") == ExitCode.DONE
+    assert "kimigguf ollama-register UD-IQ1_S --dry-run" in capsys.readouterr().out
