@@ -120,7 +120,9 @@ def _from_hub(app: App, profile: "ModelProfile", quant: "Quant", listen: Listene
 
     if profile.repository.id is None or profile.repository.commit is None:
         raise UsageError(f"no repository of {profile.title} is known to ask", code="no-repository")
-    remote = list_set(profile.repository.id, quant, revision=profile.repository.commit, environ=app.environ)
+    # A commit never changes: headers that were read once are good without the hub.
+    commit = profile.repository.commit
+    remote = list_set(profile.repository.id, quant, revision=commit, environ=app.environ, or_known=True)
     shards = remote_headers(remote, environ=app.environ, listen=listen)
     return Target(
         spec=ModelSpec.from_shards(shards),
