@@ -20,11 +20,15 @@ _COMMANDS: Final[Mapping[str, str]] = {
     "memory": "Show the memory ledger of any llama-server command line.",
     "download": "Fetch a quant: pinned, checked, resumable, hashed.",
     "verify": "Re-hash a downloaded quant and name every bad shard.",
+    "repair": "Fetch again only what is bad of a downloaded quant.",
     "list": "Show the quants on this machine and their state.",
+    "import": "Take over shards that are on this machine already.",
+    "remove": "Delete a downloaded quant, after showing what goes.",
     "serve": "Serve a quant on an OpenAI-compatible endpoint.",
     "chat": "Talk to a running server.",
     "ollama-register": "Register a quant with Ollama, if that is a good idea.",
     "quality-probe": "Compare a running quant with a reference endpoint.",
+    "machine": "List, show and check machine files.",
 }
 """Name and one line of help. `kimigguf --help` must not import a single command; a test holds these to the commands."""
 

@@ -150,7 +150,7 @@ def _draw_plan(console: "Console", wish: "Wish", plan: "FetchPlan") -> None:
         markup=False,
     )
     for old in plan.previous:
-        console.print(
-            f"removed once the new one is verified: {old.folder} ({units.storage(old.done_bytes)})", markup=False
-        )
-    console.print(f"licence: {wish.profile.licence.name} {wish.profile.licence.url or ''}", markup=False)
+        size = units.storage(old.done_bytes)
+        console.print(f"removed once the new one is verified: {old.folder} ({size})", markup=False, soft_wrap=True)
+    if (licence := wish.profile.licence) is not None:
+        console.print(f"licence: {licence.name} {licence.url or ''}", markup=False, soft_wrap=True)

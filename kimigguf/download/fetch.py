@@ -14,12 +14,13 @@ from typing import Final
 from kimigguf.catalogue import access
 from kimigguf.catalogue.remote import RemoteSet
 from kimigguf.download import disk
+from kimigguf.download.hashing import hash_file, write_marks
 from kimigguf.download.lock import hold
-from kimigguf.download.manifest import Manifest, manifest_of, read_manifest, with_verified, write_manifest
+from kimigguf.download.manifest import INNER, Manifest, manifest_of, read_manifest, with_verified, write_manifest
 from kimigguf.download.parts import Source, stream
 from kimigguf.download.policy import Pace, Policy
 from kimigguf.download.shard import Shard, Verdict
-from kimigguf.download.store import INNER, FileState, StoredSet, cannot_write, look
+from kimigguf.download.store import FileState, StoredSet, cannot_write, look
 from kimigguf.download.transport import Connections, Lost, origin
 from kimigguf.errors import IntegrityError, MachineError, NetworkError
 from kimigguf.events import Advance, Listener, Notice, Step, ignore
@@ -141,21 +142,25 @@ class _Transfer:
             file = files[shard.source.name]
             if file.state is FileState.VERIFIED or (file.state is FileState.UNVERIFIED and self._adopt(shard)):
                 shard.done = True
+                continue
+            self._waiting.append(shard)
+            if file.state is FileState.MISSING:
+                remaining += shard.source.size_bytes
+            elif file.state is FileState.PARTIAL:
+                remaining += shard.source.size_bytes - file.done_bytes
             else:
-                self._waiting.append(shard)
-                there = file.done_bytes if file.state is FileState.PARTIAL else 0
-                remaining += shard.source.size_bytes - there
+                remaining += max(0, shard.source.size_bytes - shard.demote())
         return remaining
 
     def _adopt(self, shard: Shard) -> bool:
-        from kimigguf.download.verify import hash_file  # noqa: PLC0415 -- verify imports this room's store too
-
+        """Hash a file that is there but not known to be right; False if it is wrong."""
         self._listen(Step(text=f"{shard.source.name} is here, but not known to be right: hashing it"))
         before = shard.path.stat()
-        digest = hash_file(shard.path, listen=self._listen)
-        if digest != shard.source.sha256:
-            self._listen(Notice(text=f"{shard.source.name} is damaged and will be fetched again"))
+        digest = hash_file(shard.path, sha256=shard.source.sha256, listen=self._listen)
+        if digest.sha256 != shard.source.sha256:
+            self._listen(Notice(text=f"{shard.source.name} is damaged; what is bad of it will be fetched again"))
             return False
+        write_marks(shard.path, digest.marks)
         self._record(shard.source.name, before)
         return True
 

@@ -7,6 +7,7 @@ Each line is ``<kind> <fields> <crc32 of what stands before it>``:
 * ``w <start> <end>``: these bytes have been handed to the system. They outlive the process, killed or not, because the
   page cache does; they don't outlive a loss of power. So they count only under the same boot id.
 * ``s <start> <end>``: these bytes have been synced to the disk, and only then was this line written: they count always.
+* ``x <start> <end>``: these bytes are known to be wrong, and count no more until they are written anew.
 
 A torn last line (power loss, full disk) fails its checksum; it and anything after it is cut off on opening.
 """
@@ -49,6 +50,8 @@ def parse(text: bytes, *, size_bytes: int, sha256: str, boot: str) -> tuple[Rang
                 same_boot = run == boot
             case ["s" | "w" as kind, start, end] if kind == "s" or same_boot:
                 ranges.add(int(start), int(end))
+            case ["x", start, end]:
+                ranges.remove(int(start), int(end))
             case _:
                 pass
         sound += len(line)
@@ -104,6 +107,10 @@ class Journal:
         for start, end in ranges:
             self._line(f"s {start} {end}")
         os.fsync(self._file)
+
+    def wrong(self, start: int, end: int) -> None:
+        """Record bytes that have turned out to be wrong."""
+        self._line(f"x {start} {end}")
 
     def _line(self, body: str) -> None:
         data = body.encode("ascii")

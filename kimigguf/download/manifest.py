@@ -9,10 +9,12 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from kimigguf.catalogue.remote import RemoteSet
+from kimigguf.catalogue.remote import RemoteFile, RemoteSet
 from kimigguf.errors import IntegrityError
 
 MANIFEST: Final = "kimigguf.json"
+INNER: Final = ".kimigguf"
+"""The folder, within a set's, of what is not for users: lock, journals, marks."""
 _SCHEMA: Final = "kimigguf.set/1"
 _MAX_MANIFEST_BYTES: Final = 16 << 20
 
@@ -32,7 +34,10 @@ class Stamp:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ManifestFile:
+    """``path`` is the file's place in the repository, ``name`` its last part and its name on disk."""
+
     name: str
+    path: str
     size_bytes: int
     sha256: str
     verified: Stamp | None = None
@@ -77,7 +82,7 @@ def manifest_of(remote: RemoteSet, source: str) -> Manifest:
                 cause="it is no LFS file there, or the mirror leaves hashes out",
                 hint="unset HF_ENDPOINT to use the hub itself",
             )
-        files.append(ManifestFile(name=file.name, size_bytes=file.size_bytes, sha256=file.sha256))
+        files.append(ManifestFile(name=file.name, path=file.path, size_bytes=file.size_bytes, sha256=file.sha256))
     return Manifest(
         repository=remote.repository,
         commit=remote.commit,
@@ -85,6 +90,18 @@ def manifest_of(remote: RemoteSet, source: str) -> Manifest:
         source=source,
         created=now(),
         files=tuple(files),
+    )
+
+
+def remote_of(manifest: Manifest) -> RemoteSet:
+    """The set as the hub listed it when the manifest was made."""
+    return RemoteSet(
+        repository=manifest.repository,
+        commit=manifest.commit,
+        quant=manifest.quant,
+        files=tuple(
+            RemoteFile(path=file.path, size_bytes=file.size_bytes, sha256=file.sha256) for file in manifest.files
+        ),
     )
 
 

@@ -16,10 +16,17 @@ from kimigguf.download import disk
 from kimigguf.download.bring import bring
 from kimigguf.download.fetch import download
 from kimigguf.download.lock import hold
-from kimigguf.download.manifest import MANIFEST, manifest_of, read_manifest, with_verified, write_manifest
+from kimigguf.download.manifest import (
+    INNER,
+    MANIFEST,
+    manifest_of,
+    read_manifest,
+    remote_of,
+    with_verified,
+    write_manifest,
+)
 from kimigguf.download.policy import Policy
 from kimigguf.download.store import (
-    INNER,
     PART,
     FileState,
     SetState,
@@ -165,16 +172,7 @@ def make_plan(wish: Wish, models: Path, *, environ: Mapping[str, str], listen: L
     Raises:
         NetworkError, UsageError, IntegrityError, MachineError: As ``obtain``.
     """
-    from kimigguf.catalogue import hub  # noqa: PLC0415 -- brings huggingface_hub, which takes a second to import
-
-    if environ.get("HF_HUB_OFFLINE", "").upper() in {"1", "ON", "YES", "TRUE"}:
-        raise NetworkError(
-            f"{wish.quant.name} is not whole on this machine, and HF_HUB_OFFLINE is set",
-            code="offline",
-            hint="unset HF_HUB_OFFLINE; offline work: list, verify, recommend, plan, and serve of a whole set",
-        )
-    listen(Step(text=f"listing {wish.repository} at {wish.wanted_revision}"))
-    remote = hub.list_set(wish.repository, wish.quant, revision=wish.wanted_revision, environ=environ)
+    remote = listed(wish, models, environ=environ, listen=listen)
     folder = set_folder(models, remote)
     stored = look(folder)
     previous = tuple(
@@ -196,6 +194,30 @@ def make_plan(wish: Wish, models: Path, *, environ: Mapping[str, str], listen: L
         remaining_bytes=remaining,
         free_bytes=disk.free_bytes(folder),
     )
+
+
+def listed(wish: Wish, models: Path, *, environ: Mapping[str, str], listen: Listener = ignore) -> RemoteSet:
+    """The set as the hub lists it: from the manifest where one is here for that commit, else from the hub.
+
+    Raises:
+        NetworkError: ``offline``, ``hub-unreachable``, ...
+        UsageError, IntegrityError: As ``catalogue.hub.list_set``.
+    """
+    commit = wish.wanted_revision
+    if _COMMIT.fullmatch(commit):
+        where = RemoteSet(repository=wish.repository, commit=commit, quant=wish.quant.name, files=())
+        if (manifest := read_manifest(set_folder(models, where))) is not None and manifest.commit == commit:
+            return remote_of(manifest)
+    if environ.get("HF_HUB_OFFLINE", "").upper() in {"1", "ON", "YES", "TRUE"}:
+        raise NetworkError(
+            f"{wish.quant.name} is not known on this machine, and HF_HUB_OFFLINE is set",
+            code="offline",
+            hint="unset HF_HUB_OFFLINE; without the hub these work: list, verify, recommend, and serve of a whole set",
+        )
+    from kimigguf.catalogue.hub import list_set  # noqa: PLC0415 -- brings huggingface_hub: a second to import
+
+    listen(Step(text=f"listing {wish.repository} at {commit}"))
+    return list_set(wish.repository, wish.quant, revision=commit, environ=environ)
 
 
 def _there(remote: RemoteSet, stored: StoredSet | None) -> dict[str, int]:
@@ -239,10 +261,10 @@ def check_set(remote: RemoteSet, wish: Wish, *, environ: Mapping[str, str], list
         IntegrityError: ``inconsistent-set`` and what ``gguf_file.shards.check`` finds.
         MachineError: ``unsupported-quant`` for tensor types that this version of mainline does not know.
     """
-    from kimigguf.catalogue import hub  # noqa: PLC0415 -- as above
+    from kimigguf.catalogue.hub import remote_headers  # noqa: PLC0415 -- as above
 
     listen(Step(text=f"checking the headers of {len(remote.files)} shards"))
-    shards = hub.remote_headers(remote, environ=environ, listen=listen)
+    shards = remote_headers(remote, environ=environ, listen=listen)
     if shards.architecture != wish.profile.architecture:
         raise IntegrityError(
             f"{remote.quant} at {remote.commit[:12]} is no {wish.profile.title}",

@@ -29,6 +29,11 @@ class Ranges:
         self._starts[first:last] = [start]
         self._ends[first:last] = [end]
 
+    def remove(self, start: int, end: int) -> None:
+        """Take ``[start, end)`` out, whether it was there or not."""
+        kept = [(s, min(e, start)) for s, e in self if s < start] + [(max(s, end), e) for s, e in self if e > end]
+        self._starts, self._ends = [s for s, _ in kept], [e for _, e in kept]
+
     def __iter__(self) -> Iterator[tuple[int, int]]:
         return zip(self._starts, self._ends, strict=True)
 

@@ -7,17 +7,14 @@ import threading
 from collections import deque
 from enum import Enum, auto
 from pathlib import Path
-from typing import Final
 
+from kimigguf.download.hashing import CHUNK_BYTES, READ_BYTES, read_marks, write_marks
 from kimigguf.download.journal import Journal
-from kimigguf.download.manifest import sync_folder, write_whole
+from kimigguf.download.manifest import INNER, sync_folder
 from kimigguf.download.parts import Source, Tag
 from kimigguf.download.policy import Policy
 from kimigguf.download.ranges import Ranges
-from kimigguf.download.store import INNER, PART
-
-HASH_CHUNK_BYTES: Final = 64 << 20
-_READ_BYTES: Final = 1 << 20
+from kimigguf.download.store import PART
 
 
 class Verdict(Enum):
@@ -45,7 +42,9 @@ class Shard:
         self.parts: deque[tuple[int, int]] = deque()
         self.in_flight = 0
         self.hashed_bytes = 0
+        self.dropped_bytes = 0
         self.done = False
+        self._buffer = memoryview(bytearray(READ_BYTES))
         self.ranges = Ranges()
         self._unsynced = Ranges()
         self._file = -1
@@ -71,6 +70,28 @@ class Shard:
         if os.fstat(self._file).st_size > size:
             os.ftruncate(self._file, size)
         self._plan()
+
+    def demote(self) -> int:
+        """Make a part of a file that is known to be damaged: it loses its name, and keeps what its marks can save.
+
+        Returns how many bytes on the disk will be written over, rather than added.
+
+        Raises:
+            OSError: The disk refuses.
+        """
+        stat = self.path.stat()
+        if stat.st_nlink > 1:  # linked from elsewhere: what is not ours must not be written to
+            self.path.unlink()
+            return 0
+        self._inner.mkdir(parents=True, exist_ok=True)
+        self.journal_path.unlink(missing_ok=True)
+        self.path.replace(self.part_path)
+        sync_folder(self.path.parent)
+        size = self.source.size_bytes
+        if read_marks(self.path, size) is not None:
+            with Journal(self.journal_path, size_bytes=size, sha256=self.source.sha256) as journal:
+                journal.synced(Ranges([(0, min(size, stat.st_size))]))
+        return stat.st_size
 
     def _plan(self) -> None:
         self.parts = deque(self.ranges.gaps(self.source.size_bytes, self._policy.part_bytes))
@@ -123,35 +144,71 @@ class Shard:
     def follow(self, stopped: threading.Event) -> Verdict:
         """Hash the file from its start as its bytes come in, until it is whole.
 
+        Where marks from an earlier, right file of this content are known, a chunk that does not fit them is dropped and
+        fetched again; the rest stays.
+
         Raises:
             OSError: The disk refuses to give back what was written.
         """
-        digest, at = hashlib.sha256(), 0
-        buffer = memoryview(bytearray(_READ_BYTES))
-        marks = bytearray()
+        known = read_marks(self.path, self.source.size_bytes)
+        digest, at, tries = hashlib.sha256(), 0, 0
+        new = bytearray()
         while at < self.source.size_bytes:
-            with self.changed:
-                while (ready := self.ranges.prefix_bytes) <= at and not stopped.is_set():
-                    self.changed.wait(0.5)
-            if stopped.is_set():
-                return Verdict.STOPPED
-            while at < ready and not stopped.is_set():
-                # Up to the next mark at most: the digest so far at every 64 MiB costs nothing, and tells `verify`
-                # later which 64 MiB of a damaged file to fetch again.
-                until = min(ready, at - at % HASH_CHUNK_BYTES + HASH_CHUNK_BYTES, at + _READ_BYTES)
-                count = os.preadv(self._file, [buffer[: until - at]], at)
-                if count == 0:
-                    return Verdict.WRONG  # the file has been cut from outside
-                digest.update(buffer[:count])
-                at += count
-                self.hashed_bytes = at
-                if at % HASH_CHUNK_BYTES == 0:
-                    marks += digest.digest()
+            end = min(at + CHUNK_BYTES, self.source.size_bytes)
+            ahead = digest.copy()
+            match self._hash_chunk(ahead, at, end, stopped):
+                case Verdict.RIGHT:
+                    pass
+                case other:
+                    return other
+            if known is None or self._fits(ahead, known, at, end):
+                digest, at, tries = ahead, end, 0
+                if at % CHUNK_BYTES == 0:
+                    new += digest.digest()
+            elif tries < self._policy.hash_retries:
+                tries += 1
+                self._drop(at, end)
+            else:
+                return Verdict.WRONG
         if digest.hexdigest() != self.source.sha256:
             return Verdict.WRONG
         with contextlib.suppress(OSError):  # without them a damaged file is fetched whole, no more
-            write_whole(marks_path(self.path), bytes(marks))
+            write_marks(self.path, bytes(new))
         return Verdict.RIGHT
+
+    def _fits(self, digest: "hashlib._Hash", known: bytes, start: int, end: int) -> bool:
+        """Is the file right up to ``end``, by the marks or, at its end, by its own hash?"""
+        if end == self.source.size_bytes:
+            return digest.hexdigest() == self.source.sha256
+        number = start // CHUNK_BYTES
+        return digest.digest() == known[32 * number : 32 * number + 32]
+
+    def _hash_chunk(self, digest: "hashlib._Hash", at: int, end: int, stopped: threading.Event) -> Verdict:
+        """Feed ``[at, end)`` to ``digest`` as it comes in; RIGHT when all of it has been read."""
+        while at < end:
+            with self.changed:
+                while (ready := self.ranges.prefix_bytes) <= at and not stopped.is_set():
+                    self.changed.wait(0.5)
+            while at < min(ready, end) and not stopped.is_set():
+                count = os.preadv(self._file, [self._buffer[: min(ready, end) - at]], at)
+                if count == 0:
+                    return Verdict.WRONG  # the file has been cut from outside
+                digest.update(self._buffer[:count])
+                at += count
+                self.hashed_bytes = at
+            if stopped.is_set():
+                return Verdict.STOPPED
+        return Verdict.RIGHT
+
+    def _drop(self, start: int, end: int) -> None:
+        """These bytes are wrong: have them fetched again."""
+        with self._syncing, self.changed:
+            if self._journal is not None:
+                self._journal.wrong(start, end)
+            self.ranges.remove(start, end)
+            self._unsynced.remove(start, end)
+            self.dropped_bytes += end - start
+            self._plan()
 
     def accept(self) -> os.stat_result:
         """The hash is right: sync, and only then give the file its name. Returns how it looks.
@@ -201,8 +258,3 @@ class Shard:
             if self._file >= 0:
                 os.close(self._file)
                 self._file = -1
-
-
-def marks_path(path: Path) -> Path:
-    """Where the digests of a file's first 64, 128, 192 ... MiB lie, 32 bytes each, once its hash was right."""
-    return path.parent / INNER / f"{path.name}.marks"

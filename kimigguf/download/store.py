@@ -19,10 +19,9 @@ from typing import Any, Final
 from kimigguf.catalogue.quants import Quant
 from kimigguf.catalogue.remote import RemoteSet
 from kimigguf.download import journal
-from kimigguf.download.manifest import MANIFEST, Manifest, ManifestFile, read_manifest
+from kimigguf.download.manifest import INNER, MANIFEST, Manifest, ManifestFile, read_manifest
 from kimigguf.errors import IntegrityError, MachineError, UsageError
 
-INNER: Final = ".kimigguf"
 PART: Final = ".part"
 _SHARD: Final = re.compile(r"-\d{5}-of-\d{5}\.gguf$")
 

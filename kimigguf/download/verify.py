@@ -1,23 +1,20 @@
 """Is what lies on the disk what the hub listed? By full hash on all cores, or by a quick look."""
 
-import hashlib
+import contextlib
 import os
-import threading
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor, wait
+import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from pathlib import Path
 from typing import Final
 
+from kimigguf.download.hashing import Digest, hash_files, marks_path, write_marks
 from kimigguf.download.manifest import read_manifest, with_verified, write_manifest
-from kimigguf.download.shard import HASH_CHUNK_BYTES, marks_path
 from kimigguf.download.store import FileState, StoredFile, StoredSet
-from kimigguf.errors import IntegrityError
-from kimigguf.events import Advance, Listener, ignore
+from kimigguf.errors import IntegrityError, KimiggufError
+from kimigguf.events import Listener, ignore
 
-_READ_BYTES: Final = 1 << 20
-_TICK_SECONDS: Final = 0.25
+_END_BYTES: Final = 1 << 20
 
 
 class Verdict(StrEnum):
@@ -69,8 +66,6 @@ def verify(
     Raises:
         IntegrityError: ``unreadable``.
     """
-    import time  # noqa: PLC0415 -- only to say how long it took
-
     started = time.monotonic()
     to_hash = [
         file
@@ -80,10 +75,11 @@ def verify(
         and not (changed_only and file.state is FileState.VERIFIED)
     ]
     looks = {file.name: file.path.stat() for file in to_hash}
-    results = _hash_all(to_hash, listen)
+    paths = {file.name: file.path for file in to_hash}
+    results = hash_files(paths, {file.name: file.sha256 for file in to_hash}, listen)
     files = tuple(_checked(file, results.get(file.name), quick=quick) for file in stored.files)
     good = {file.name: looks[file.name] for file in files if file.verdict is Verdict.OK and file.name in looks}
-    _note(stored, good, {file.name for file in files if file.verdict is Verdict.DAMAGED})
+    _note(stored, good, results, {file.name for file in files if file.verdict is Verdict.DAMAGED})
     return Verification(
         files=files,
         quick=quick,
@@ -124,7 +120,7 @@ def require_whole(verification: Verification, stored: StoredSet) -> None:
     )
 
 
-def _checked(file: StoredFile, digest: "_Digest | None", *, quick: bool) -> Checked:
+def _checked(file: StoredFile, digest: Digest | None, *, quick: bool) -> Checked:
     verdict, reason, bad = Verdict.UNKNOWN, None, None
     match file.state:
         case FileState.MISSING | FileState.PARTIAL:
@@ -161,14 +157,13 @@ def _checked(file: StoredFile, digest: "_Digest | None", *, quick: bool) -> Chec
 
 def _quick_problem(file: StoredFile) -> str | None:
     """What a header and the two ends of a file can say against it, None if nothing."""
-    from kimigguf.errors import KimiggufError  # noqa: PLC0415 -- with the reader below
     from kimigguf.gguf_file.header import read_header  # noqa: PLC0415 -- reads megabytes of metadata; only for quick
 
     try:
         read_header(file.path)
         with file.path.open("rb") as stream:
-            stream.seek(max(0, file.size_bytes - _READ_BYTES))
-            if file.size_bytes and not stream.read(_READ_BYTES):
+            stream.seek(max(0, file.size_bytes - _END_BYTES))
+            if file.size_bytes and not stream.read(_END_BYTES):
                 return "its end can't be read"
     except KimiggufError as error:
         return error.message
@@ -177,10 +172,10 @@ def _quick_problem(file: StoredFile) -> str | None:
     return None
 
 
-def _note(stored: StoredSet, good: dict[str, os.stat_result], damaged: set[str]) -> None:
+def _note(
+    stored: StoredSet, good: Mapping[str, os.stat_result], digests: Mapping[str, Digest], damaged: set[str]
+) -> None:
     """Remember in the manifest what was found; a manifest that can't be written forgets, no more."""
-    import contextlib  # noqa: PLC0415 -- used here alone
-
     manifest = read_manifest(stored.folder) if stored.manifest else None
     if manifest is None or not (good or damaged):
         return
@@ -190,103 +185,6 @@ def _note(stored: StoredSet, good: dict[str, os.stat_result], damaged: set[str])
         manifest = with_verified(manifest, name, None)
     with contextlib.suppress(OSError):
         write_manifest(stored.folder, manifest)
-
-
-# -- hashing -----------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Digest:
-    sha256: str
-    first_bad: tuple[int, int] | None
-
-
-def hash_file(path: Path, *, listen: Listener = ignore) -> str:
-    """The SHA-256 of one file, with progress.
-
-    Raises:
-        IntegrityError: ``unreadable``.
-    """
-    size = path.stat().st_size
-    file = StoredFile(
-        name=path.name, path=path, size_bytes=size, sha256=None, state=FileState.UNVERIFIED, done_bytes=size
-    )
-    return _hash_all([file], listen)[path.name].sha256
-
-
-def _hash_all(files: list[StoredFile], listen: Listener) -> dict[str, _Digest]:
-    """Hash files side by side, the largest first; the caller's thread tells how far they are."""
-    if not files:
-        return {}
-    done = dict.fromkeys((file.name for file in files), 0)
-    stop = threading.Event()
-
-    def job(file: StoredFile) -> _Digest:
-        def advance(at: int) -> bool:
-            done[file.name] = at
-            return not stop.is_set()
-
-        return _hash(file, advance)
-
-    workers = min(len(files), os.cpu_count() or 1)
-    total = sum(file.size_bytes for file in files)
-    with ThreadPoolExecutor(workers, thread_name_prefix="kimigguf-verify") as pool:
-        try:
-            jobs = {file.name: pool.submit(job, file) for file in sorted(files, key=lambda f: -f.size_bytes)}
-            left = set(jobs.values())
-            while left:
-                left = wait(left, timeout=_TICK_SECONDS).not_done
-                for file in files:
-                    if 0 < done[file.name] < file.size_bytes:
-                        listen(_hashing(file.name, done[file.name], file.size_bytes))
-                listen(_hashing("total", sum(done.values()), total))
-            for file in files:
-                listen(_hashing(file.name, file.size_bytes, file.size_bytes))
-            return {name: future.result() for name, future in jobs.items()}
-        finally:
-            stop.set()
-
-
-def _hashing(item: str, done: int, total: int) -> Advance:
-    return Advance(activity="hash", item=item, done_bytes=done, total_bytes=total)
-
-
-def _hash(file: StoredFile, advance: Callable[[int], bool]) -> _Digest:
-    """One file, compared on the way with the digests of its first 64, 128, ... MiB where they were kept."""
-    digest, at, first_bad = hashlib.sha256(), 0, None
-    marks = _marks(file) if file.sha256 else b""
-    buffer = bytearray(_READ_BYTES)
-    view = memoryview(buffer)
-    try:
-        with file.path.open("rb", buffering=0) as stream:
-            if hasattr(os, "posix_fadvise"):
-                os.posix_fadvise(stream.fileno(), 0, 0, os.POSIX_FADV_SEQUENTIAL)
-            while count := stream.readinto(view):
-                digest.update(view[:count])
-                at += count
-                if marks and first_bad is None and at % HASH_CHUNK_BYTES == 0:
-                    number = at // HASH_CHUNK_BYTES
-                    if marks[32 * (number - 1) : 32 * number] != digest.digest():
-                        first_bad = (at - HASH_CHUNK_BYTES, at)
-                if not advance(at):
-                    break
-    except OSError as error:
-        raise IntegrityError(
-            f"{file.name} can't be read",
-            code="unreadable",
-            cause=error.strerror,
-            hint=f"look at the disk's health: dmesg | tail; then kimigguf repair {file.path.parent}",
-        ) from error
-    sha256 = digest.hexdigest()
-    if marks and first_bad is None and sha256 != file.sha256:
-        first_bad = (at - at % HASH_CHUNK_BYTES, at)
-    return _Digest(sha256=sha256, first_bad=first_bad)
-
-
-def _marks(file: StoredFile) -> bytes:
-    """The kept digests, if they are of this size of file."""
-    try:
-        marks = marks_path(file.path).read_bytes()
-    except OSError:
-        return b""
-    return marks if len(marks) == 32 * (file.size_bytes // HASH_CHUNK_BYTES) else b""
+        for name in good:
+            if not marks_path(stored.folder / name).exists():
+                write_marks(stored.folder / name, digests[name].marks)

@@ -8,8 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-
 from download.conftest import FAST, KIB, Scene
+
 from kimigguf.download.disk import mount_of, refuse_network, slack_bytes
 from kimigguf.download.store import SetState, look
 from kimigguf.errors import MachineError

@@ -26,6 +26,15 @@ def test_ranges_and_gaps_cover_a_file_without_overlap(spans: list[tuple[int, int
     assert sorted(bytes_of) == list(range(size))
 
 
+@given(SPANS, st.integers(0, 70), st.integers(0, 20))
+def test_what_is_removed_is_gone_and_nothing_else(spans: list[tuple[int, int]], start: int, length: int) -> None:
+    ranges = Ranges(spans)
+    ranges.remove(start, start + length)
+    truth = {byte for s, e in spans for byte in range(s, e)} - set(range(start, start + length))
+    assert {byte for s, e in ranges for byte in range(s, e)} == truth
+    assert all(s < e for s, e in ranges)
+
+
 def test_what_is_no_range_is_refused() -> None:
     with pytest.raises(ValueError):
         Ranges([(5, 4)])

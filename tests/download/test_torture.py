@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import pytest
-
 from download.torture import allowed_twice_bytes, run
 
 GENTLE = (2, 19, 29, 43)

@@ -1,10 +1,10 @@
+import os
 from pathlib import Path
 
 import pytest
 from download.conftest import KIB, Scene
 
-from kimigguf.download import shard as shard_module
-from kimigguf.download import verify as verify_module
+from kimigguf.download import hashing, shard
 from kimigguf.download.store import SetState, look
 from kimigguf.download.verify import Verdict, require_whole, verify
 from kimigguf.errors import IntegrityError
@@ -13,8 +13,6 @@ from kimigguf.events import Advance
 
 def spoil(path: Path, at: int) -> None:
     """Flip a bit and put the time stamp back, as rot on the disk does."""
-    import os
-
     stat = path.stat()
     with path.open("r+b") as stream:
         stream.seek(at)
@@ -48,9 +46,9 @@ def test_rot_under_an_unchanged_time_stamp_is_found_and_remembered(scene: Scene)
 
 
 def test_the_damaged_range_is_named_where_marks_were_kept(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shard_module, "HASH_CHUNK_BYTES", 64 * KIB)
-    monkeypatch.setattr(verify_module, "HASH_CHUNK_BYTES", 64 * KIB)
-    monkeypatch.setattr(verify_module, "_READ_BYTES", 16 * KIB)
+    monkeypatch.setattr(shard, "CHUNK_BYTES", 64 * KIB)
+    monkeypatch.setattr(hashing, "CHUNK_BYTES", 64 * KIB)
+    monkeypatch.setattr(hashing, "READ_BYTES", 16 * KIB)
     stored = scene.get()
     spoil(stored.files[1].path, 200 * KIB)
     bad = verify(stored).bad[0]
@@ -95,7 +93,7 @@ def test_a_disk_that_cannot_be_read_is_said_with_the_shard(scene: Scene, monkeyp
     def broken(*_args: object, **_more: object) -> None:
         raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr(verify_module.os, "posix_fadvise", broken)
+    monkeypatch.setattr(os, "posix_fadvise", broken)
     with pytest.raises(IntegrityError) as error:
         verify(stored)
     assert error.value.code == "unreadable"
