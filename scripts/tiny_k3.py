@@ -52,7 +52,7 @@ class Vocabulary:
         words = ["".join(alphabet[byte] for byte in word.encode()) for word in WORDS]
         self.tokens = [*alphabet, *words, *CONTROL_TOKENS]
         self.types = [gguf.TokenType.NORMAL] * (256 + len(words)) + [gguf.TokenType.CONTROL] * len(CONTROL_TOKENS)
-        # Only these may win: greedy decoding then always prints something a terminal can show.
+        # Only these may win, so that a terminal can show whatever is said.
         self.printable = [*range(32, 127), *range(256, 256 + len(words))]
         while len(self.tokens) % 32:
             self.tokens.append(f"[UNUSED{len(self.tokens)}]")
@@ -93,10 +93,18 @@ class Tensors:
         """-exp(x): a KDA layer's decay is always negative."""
         self.put(name, -np.exp(self._rng.normal(0, 0.3, size)), Type.F32)
 
+    def embedding(self, name: str, vocabulary: Vocabulary) -> None:
+        """Random rows that agree in their first value, which the head holds against unprintable tokens."""
+        rows = self._rng.normal(0, 1, size=(len(vocabulary.tokens), WIDTH))
+        rows[:, 0] = 8
+        self.put(name, rows, Type.Q8_0)
+
     def head(self, name: str, vocabulary: Vocabulary) -> None:
-        """Output rows of zero for every token that must never win."""
+        """Random rows for printable tokens; the others' logits are far below, so that sampling avoids them too."""
         rows = np.zeros((len(vocabulary.tokens), WIDTH))
+        rows[:, 0] = -16
         rows[vocabulary.printable] = self._rng.normal(0, 2 * WIDTH**-0.5, size=(len(vocabulary.printable), WIDTH))
+        rows[vocabulary.printable, 0] = 0
         self.put(name, rows, Type.Q8_0)
 
     def put(self, name: str, values: NDArray[np.floating[Any]], kind: Type) -> None:
@@ -234,7 +242,7 @@ def write(folder: Path, *, quant: str = "UD-IQ1_M", seed: int = 7, tensors_per_s
     )
     _metadata(writer, vocabulary, quant)
     tensors = Tensors(writer, seed)
-    tensors.random("token_embd.weight", WIDTH, len(vocabulary.tokens), spread=1.0)
+    tensors.embedding("token_embd.weight", vocabulary)
     tensors.ones("output_norm.weight", WIDTH)
     tensors.head("output.weight", vocabulary)
     tensors.vector("output_res_score.weight", WIDTH, spread=0.05)
