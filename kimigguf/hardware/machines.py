@@ -156,3 +156,16 @@ def save(machine: Machine, path: Path, *, overwrite: bool = False) -> None:
         raise UsageError(f"cannot write {path}", code="cannot-write", cause=error.strerror) from error
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def known_accelerators(environ: Mapping[str, str] = os.environ) -> tuple[Accelerator, ...]:
+    """Every accelerator of every machine file that can be read, each name once; what a what-if may add."""
+    found: dict[str | None, Accelerator] = {}
+    for name in machine_names(environ):
+        try:
+            machine = load_machine(name, environ)
+        except UsageError:  # a user's broken file is told when it is used
+            continue
+        for card in machine.accelerators or ():
+            found.setdefault(card.name, card)
+    return tuple(found.values())

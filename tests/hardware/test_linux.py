@@ -77,7 +77,7 @@ def test_hybrid_cores_of_intel_are_told_apart(tmp_path_factory: pytest.TempPathF
         ("\0\xff garbage", Ram()),
         ("", Ram()),
         (
-            "MemTotal: 1048576 kB\nMemAvailable: 524288 kB\nSwapTotal: 1024 kB\n"
+            "MemTotal: 1048576 kB\nMemAvailable: 524288 kB\nSwapTotal: 1024 kB\n"  # noqa: ISC004 -- one text
             "HugePages_Total: 16\nHugepagesize: 2048 kB\n",
             Ram(total_bytes=GIB, available_bytes=GIB // 2, swap_total_bytes=MIB, huge_pages_bytes=32 * MIB),
         ),
