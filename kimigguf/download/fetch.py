@@ -280,6 +280,7 @@ class _Transfer:
                 finally:
                     with self._work:
                         shard.in_flight -= 1
+                        self._work.notify_all()
         finally:
             connections.close()
 
@@ -356,9 +357,20 @@ class _Transfer:
             if text not in self._notices:
                 self._notices.append(text)
 
+    def _quiet(self, shard: Shard) -> bool:
+        """Take back what has not been started of a shard, and wait for what has; False if all is over."""
+        with self._work:
+            shard.parts.clear()
+            while shard.in_flight and not self._stop.is_set():
+                self._work.wait(_TICK_SECONDS)
+        return not self._stop.is_set()
+
     def _hasher(self, shard: Shard) -> None:
         for attempt in range(self._policy.hash_retries + 1):
-            match shard.follow(self._stop):
+            verdict = shard.follow(self._stop)
+            if verdict is Verdict.WRONG and not self._quiet(shard):
+                return
+            match verdict:
                 case Verdict.STOPPED:
                     return
                 case Verdict.RIGHT:

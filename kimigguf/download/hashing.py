@@ -56,6 +56,30 @@ def write_marks(path: Path, marks: bytes) -> None:
     write_whole(target, marks)
 
 
+def look_at(files: Mapping[str, Path]) -> dict[str, os.stat_result]:
+    """How files look before they are hashed.
+
+    Raises:
+        IntegrityError: ``unreadable``.
+    """
+    looks: dict[str, os.stat_result] = {}
+    for name, path in files.items():
+        try:
+            looks[name] = path.stat()
+        except OSError as error:
+            raise _unreadable(path, error) from error
+    return looks
+
+
+def _unreadable(path: Path, error: OSError) -> IntegrityError:
+    return IntegrityError(
+        f"{path.name} can't be read",
+        code="unreadable",
+        cause=error.strerror,
+        hint=f"look at the disk's health (dmesg | tail), then: kimigguf repair {path.parent}",
+    )
+
+
 def hash_file(path: Path, *, sha256: str | None = None, listen: Listener = ignore) -> Digest:
     """Hash one file, with progress. See ``hash_files``."""
     return hash_files({path.name: path}, {path.name: sha256}, listen)[path.name]
@@ -73,7 +97,7 @@ def hash_files(
     """
     if not files:
         return {}
-    sizes = {name: path.stat().st_size for name, path in files.items()}
+    sizes = {name: stat.st_size for name, stat in look_at(files).items()}
     done = dict.fromkeys(files, 0)
     stop = threading.Event()
 
@@ -122,12 +146,7 @@ def _hash(path: Path, expected: str | None, advance: Callable[[int], bool]) -> D
                 if not advance(at):
                     break
     except OSError as error:
-        raise IntegrityError(
-            f"{path.name} can't be read",
-            code="unreadable",
-            cause=error.strerror,
-            hint=f"look at the disk's health (dmesg | tail), then: kimigguf repair {path.parent}",
-        ) from error
+        raise _unreadable(path, error) from error
     known = read_marks(path, size) if expected else None
     right = digest.hexdigest() == expected
     return Digest(

@@ -42,7 +42,6 @@ class Shard:
         self.parts: deque[tuple[int, int]] = deque()
         self.in_flight = 0
         self.hashed_bytes = 0
-        self.dropped_bytes = 0
         self.done = False
         self._buffer = memoryview(bytearray(READ_BYTES))
         self.ranges = Ranges()
@@ -207,8 +206,9 @@ class Shard:
                 self._journal.wrong(start, end)
             self.ranges.remove(start, end)
             self._unsynced.remove(start, end)
-            self.dropped_bytes += end - start
-            self._plan()
+            # Only these: other parts may be on their way at this moment.
+            gaps = self.ranges.gaps(end, self._policy.part_bytes)
+            self.parts.extendleft((max(start, a), b) for a, b in gaps if b > start)
 
     def accept(self) -> os.stat_result:
         """The hash is right: sync, and only then give the file its name. Returns how it looks.

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from kimigguf.download.hashing import Digest, hash_files, marks_path, write_marks
+from kimigguf.download.hashing import Digest, hash_files, look_at, marks_path, write_marks
 from kimigguf.download.manifest import read_manifest, with_verified, write_manifest
-from kimigguf.download.store import FileState, StoredFile, StoredSet
+from kimigguf.download.store import FileState, StoredFile, StoredSet, look
 from kimigguf.errors import IntegrityError, KimiggufError
 from kimigguf.events import Listener, ignore
 
@@ -67,6 +67,8 @@ def verify(
         IntegrityError: ``unreadable``.
     """
     started = time.monotonic()
+    if stored.manifest is not None:
+        stored = look(stored.folder) or stored  # as it is now, not as somebody saw it
     to_hash = [
         file
         for file in stored.files
@@ -74,8 +76,8 @@ def verify(
         and file.state in {FileState.UNVERIFIED, FileState.VERIFIED}
         and not (changed_only and file.state is FileState.VERIFIED)
     ]
-    looks = {file.name: file.path.stat() for file in to_hash}
     paths = {file.name: file.path for file in to_hash}
+    looks = look_at(paths)
     results = hash_files(paths, {file.name: file.sha256 for file in to_hash}, listen)
     files = tuple(_checked(file, results.get(file.name), quick=quick) for file in stored.files)
     good = {file.name: looks[file.name] for file in files if file.verdict is Verdict.OK and file.name in looks}
