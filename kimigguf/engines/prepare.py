@@ -8,7 +8,7 @@ from typing import Final
 
 from kimigguf.catalogue.profiles import find_quant, load_model
 from kimigguf.catalogue.quants import EngineNeed, ModelProfile, Quant
-from kimigguf.download.store import FileState, SetState, StoredSet, locate, look, set_folder, stored_at
+from kimigguf.download.store import FileState, SetState, StoredSet, locate, look, stored_at
 from kimigguf.errors import IntegrityError, NetworkError, UsageError
 from kimigguf.events import Listener, Notice, Step, ignore
 from kimigguf.hardware.snapshot import Machine
@@ -74,9 +74,12 @@ def obtain(
     *,
     environ: Mapping[str, str],
     may_download: bool = True,
+    told: bool = False,
     listen: Listener = ignore,
 ) -> StoredSet:
     """The set on disk, complete by name and size; fetched if it is not there. The hub is not asked if it is.
+
+    ``told``: the user has named the folder; without that no network mount is filled.
 
     Raises:
         IntegrityError: ``missing-shard``, ``damaged-shard``, ``not-downloaded``.
@@ -91,7 +94,7 @@ def obtain(
             if stored is not None and stored.state is not SetState.PARTIAL:
                 return complete(stored)
             if may_download:
-                return _fetch(profile, quant, models, environ, listen)
+                return _fetch(profile, quant, models, environ, listen, told=told)
             if stored is None:
                 raise IntegrityError(
                     f"{quant.name} is not on this machine",
@@ -126,30 +129,26 @@ def complete(stored: StoredSet) -> StoredSet:
 
 
 def _fetch(
-    profile: ModelProfile, quant: Quant, models: Path, environ: Mapping[str, str], listen: Listener
+    profile: ModelProfile,
+    quant: Quant,
+    models: Path,
+    environ: Mapping[str, str],
+    listen: Listener,
+    *,
+    told: bool,
 ) -> StoredSet:
-    from kimigguf.catalogue.hub import list_set  # noqa: PLC0415 -- the hub's client is heavy, and often not needed
-    from kimigguf.download.fetch import download  # noqa: PLC0415 -- likewise
+    from kimigguf.download.obtain import Wish  # noqa: PLC0415 -- only where something is fetched
+    from kimigguf.download.obtain import obtain as fetch  # noqa: PLC0415 -- likewise
 
-    repository, commit = profile.repository.id, profile.repository.commit
-    if repository is None or commit is None:
-        raise UsageError(
-            f"no repository of {profile.title} is endorsed, so there is nothing to fetch",
-            code="no-repository",
-            cause=profile.note,
-            hint="name files that you have: kimigguf serve PATH",
-        )
-    listen(Step(text=f"listing {repository} at {commit[:12]}"))
+    # Whether an engine reads these files was settled when the engine was chosen.
+    wish = Wish(profile=profile, quant=quant, force=quant.engine.min_build is None)
     try:
-        remote = list_set(repository, quant, revision=commit, environ=environ)
-        return download(remote, set_folder(models, remote), environ=environ, listen=listen)
+        return fetch(wish, models, environ=environ, listen=listen, told=told)
     except NetworkError as error:
-        if error.code != "hub-unreachable":
+        if error.code not in {"hub-unreachable", "offline"}:
             raise
         here = _whole_sets(models)
-        offline = (
-            f"kimigguf serve {here[0]}" if here else "kimigguf recommend, or kimigguf serve PATH for files you have"
-        )
+        offline = f"kimigguf serve {here[0]}" if here else "kimigguf recommend, and kimigguf serve PATH"
         raise NetworkError(
             error.message,
             code=error.code,

@@ -237,7 +237,9 @@ def _planned(request: Request, environ: Mapping[str, str], listen: Listener) -> 
     engine = choose(environ, kind=request.engine, engine_path=request.engine_path, need=target.need)
     listen(Step(text=f"engine: {engine.path} ({engine.version})"))
     models = models_dir(environ, request.models_dir)
-    stored = prepare.obtain(target, models, environ=environ, may_download=not request.no_download, listen=listen)
+    told = request.models_dir is not None or bool(environ.get("KIMIGGUF_MODELS"))
+    may = not request.no_download
+    stored = prepare.obtain(target, models, environ=environ, may_download=may, told=told, listen=listen)
     stored = prepare.verified(stored, listen)
     machine = detect(environ=environ)
     if sentence := unseen(machine, engine):

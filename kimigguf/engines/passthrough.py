@@ -1,0 +1,76 @@
+"""Arguments that a user hands on to llama-server: taken as they are, unless they would undo what the plan stands on."""
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from kimigguf.engines.engine import EngineKind
+from kimigguf.errors import UsageError
+
+_PLACED: Final = "the plan places every tensor; llama.cpp's fitting gives up in silence where the two are mixed"
+_COUNTED: Final = "the plan's memory stands on it"
+_OURS: Final = "kimigguf gives it, and watches the server by it"
+_OPEN: Final = "it lets a model or a web page act on this machine"
+_REASONS: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
+    _PLACED: (
+        "ask the plan instead: kimigguf plan",
+        (
+            "-ngl", "--gpu-layers", "--n-gpu-layers", "-ts", "--tensor-split", "-ot", "--override-tensor", "-cmoe",
+            "--cpu-moe", "-ncmoe", "--n-cpu-moe", "-ncffn", "--n-cpu-ffn", "-sm", "--split-mode", "-mg", "--main-gpu",
+            "-dev", "--device", "--rpc", "-fit", "--fit", "-fitt", "--fit-target", "-fitc", "--fit-ctx",
+        ),
+    ),
+    _COUNTED: (
+        "serve and plan have options for it: --context, --slots, and those of kimigguf plan",
+        (
+            "-c", "--ctx-size", "-np", "--parallel", "-b", "--batch-size", "-ub", "--ubatch-size", "-ctk",
+            "--cache-type-k", "-ctv", "--cache-type-v", "-fa", "--flash-attn", "-ctxcp", "--ctx-checkpoints",
+            "--swa-checkpoints", "-cram", "--cache-ram", "-kvu", "--kv-unified", "-no-kvu", "--no-kv-unified", "-kvo",
+            "--kv-offload", "-nkvo", "--no-kv-offload", "--repack", "-nr", "--no-repack", "-lm", "--load-mode",
+            "--mlock", "--mmap", "--no-mmap", "--swa-full", "-mm", "--mmproj", "-mmu", "--mmproj-url", "-md",
+            "--spec-draft-model", "--model-draft", "--lora", "--lora-scaled",
+        ),
+    ),
+    "reusing a middle part of a prompt corrupts K3's recurrent state": ("leave it out", ("--cache-reuse",)),
+    _OURS: (
+        "use the options of kimigguf serve",
+        (
+            "-m", "--model", "-mu", "--model-url", "-hf", "-hfr", "--hf-repo", "-hff", "--hf-file", "-dr",
+            "--docker-repo", "-a", "--alias", "--host", "--port", "--api-prefix", "-lv", "--verbosity",
+            "--log-verbosity", "--log-file", "--log-disable", "--models-dir", "--models-preset", "--no-metrics",
+        ),
+    ),
+    "every user of this machine can read a command line": ("use --api-key-file FILE of kimigguf serve", ("--api-key",)),
+    "it would let other people or pages in": (
+        "use the options of kimigguf serve",
+        ("--api-key-file", "--cors-origins", "--cors-methods", "--cors-headers", "--cors-credentials", "--reuse-port"),
+    ),
+    _OPEN: (
+        "run tools in a client of your own",
+        (
+            "--tools", "--tools-runtime", "-ag", "--agent", "--ui-mcp-proxy", "--webui-mcp-proxy",
+            "--mcp-servers-config", "--mcp-servers-json", "--media-path", "--path", "--props",
+        ),
+    ),
+}  # fmt: skip
+"""Flags of llama-server (build 11434) that are refused: by reason, with what to do instead."""
+
+
+def check_extra(extra: Sequence[str], kind: EngineKind) -> tuple[str, ...]:
+    """The arguments, if they may be handed on.
+
+    Raises:
+        UsageError: ``flag-undoes-plan`` with the reason; ``engine-takes-no-arguments`` for an engine without a command
+            line of its own.
+    """
+    if extra and kind not in {EngineKind.LLAMA_SERVER, EngineKind.LLAMA}:
+        raise UsageError(
+            f"the engine {kind} takes no arguments of llama-server's",
+            code="engine-takes-no-arguments",
+            hint="use --engine llama-server, or leave out what stands after --",
+        )
+    for word in extra:
+        flag = word.partition("=")[0]
+        for reason, (instead, flags) in _REASONS.items():
+            if flag in flags:
+                raise UsageError(f"{flag} cannot be handed on", code="flag-undoes-plan", cause=reason, hint=instead)
+    return tuple(extra)
