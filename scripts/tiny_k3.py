@@ -83,6 +83,12 @@ class Tensors:
             return
         self.put(name, self._rng.normal(0, spread, size=shape[::-1]), kind)
 
+    def back(self, name: str, inner: int) -> None:
+        """A matrix back into the residual stream, whose first value (see ``embedding``) it leaves alone."""
+        rows = self._rng.normal(0, inner**-0.5, size=(WIDTH, inner))
+        rows[0] = 0
+        self.put(name, rows, Type.Q8_0)
+
     def vector(self, name: str, size: int, *, spread: float) -> None:
         self.random(name, size, kind=Type.F32, spread=spread)
 
@@ -201,7 +207,7 @@ def _kda(tensors: Tensors, block: str) -> None:
     tensors.vector(f"{block}.ssm_dt.bias", inner, spread=0.1)
     tensors.random(f"{block}.ssm_g.weight", WIDTH, inner)
     tensors.ones(f"{block}.ssm_norm.weight", KDA_HEAD)
-    tensors.random(f"{block}.attn_output.weight", inner, WIDTH)
+    tensors.back(f"{block}.attn_output.weight", inner)
 
 
 def _mla(tensors: Tensors, block: str) -> None:
@@ -213,7 +219,7 @@ def _mla(tensors: Tensors, block: str) -> None:
     tensors.random(f"{block}.attn_k_b.weight", NOPE, KV_LORA, HEADS, kind=Type.F16)
     tensors.random(f"{block}.attn_v_b.weight", KV_LORA, V_HEAD, HEADS)
     tensors.random(f"{block}.attn_gate.weight", WIDTH, HEADS * V_HEAD)
-    tensors.random(f"{block}.attn_output.weight", HEADS * V_HEAD, WIDTH)
+    tensors.back(f"{block}.attn_output.weight", HEADS * V_HEAD)
 
 
 def _feed_forward(tensors: Tensors, block: str, experts: Type) -> None:
@@ -223,11 +229,11 @@ def _feed_forward(tensors: Tensors, block: str, experts: Type) -> None:
     tensors.random(f"{block}.ffn_up_exps.weight", LATENT, EXPERT_FF, EXPERTS, kind=experts)
     tensors.random(f"{block}.ffn_down_exps.weight", EXPERT_FF, LATENT, EXPERTS, kind=experts)
     tensors.random(f"{block}.ffn_routed_down.weight", WIDTH, LATENT)
-    tensors.random(f"{block}.ffn_routed_up.weight", LATENT, WIDTH)
+    tensors.back(f"{block}.ffn_routed_up.weight", LATENT)
     tensors.ones(f"{block}.ffn_routed_norm.weight", LATENT)
     tensors.random(f"{block}.ffn_gate_shexp.weight", WIDTH, EXPERT_FF)
     tensors.random(f"{block}.ffn_up_shexp.weight", WIDTH, EXPERT_FF)
-    tensors.random(f"{block}.ffn_down_shexp.weight", EXPERT_FF, WIDTH)
+    tensors.back(f"{block}.ffn_down_shexp.weight", EXPERT_FF)
 
 
 def write(folder: Path, *, quant: str = "UD-IQ1_M", seed: int = 7, tensors_per_shard: int = 48) -> list[Path]:
@@ -255,7 +261,7 @@ def write(folder: Path, *, quant: str = "UD-IQ1_M", seed: int = 7, tensors_per_s
         if i == 0:
             tensors.random(f"{block}.ffn_gate.weight", WIDTH, DENSE_FF)
             tensors.random(f"{block}.ffn_up.weight", WIDTH, DENSE_FF)
-            tensors.random(f"{block}.ffn_down.weight", DENSE_FF, WIDTH)
+            tensors.back(f"{block}.ffn_down.weight", DENSE_FF)
         else:
             _feed_forward(tensors, block, experts)
     writer.write_header_to_file()
