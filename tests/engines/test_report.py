@@ -115,7 +115,7 @@ def test_an_engine_without_a_report_is_unknown_with_the_reason(kind: EngineKind,
     [
         ("exit 0", "--help"),
         (
-            'if [ "$1" = --help ]; then echo "--model --fit"; else echo "error: no device" >&2; fi', "no device"),
+            'if [ "$1" = --help ]; then echo "--model --fit"; else echo "error: no such device" >&2; fi',
             "no such device",
         ),
         ('if [ "$1" = --help ]; then echo "--model"; else echo "GPU7 1 2 3"; fi', "Host"),
