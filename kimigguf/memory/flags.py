@@ -8,7 +8,7 @@ from typing import Final
 
 from kimigguf.errors import UsageError
 from kimigguf.memory.layout import HOST, LayerPlace, Layout
-from kimigguf.memory.model import ModelSpec, Part
+from kimigguf.memory.model import LayerKind, ModelSpec, Part
 from kimigguf.memory.settings import KvType, Settings
 from kimigguf.units import MIB
 
@@ -126,74 +126,17 @@ _SWITCHES: Final[Mapping[str, tuple[str, bool | None]]] = {
     **dict.fromkeys(("--no-mmproj", "--no-mmproj-auto"), ("projector", None)),
 }
 _BARE: Final = frozenset(
-    [
-        "-cb",
-        "--cont-batching",
-        "-nocb",
-        "--no-cont-batching",
-        "--jinja",
-        "--no-jinja",
-        "--metrics",
-        "--props",
-        "--slots",
-        "--no-slots",
-        "--warmup",
-        "--no-warmup",
-        "--mlock",
-        "--mmap",
-        "--no-mmap",
-        "-v",
-        "--verbose",
-        "--log-verbose",
-        "--log-disable",
-        "--offline",
-        "--embedding",
-        "--embeddings",
-        "--rerank",
-        "--reranking",
-        "--cache-prompt",
-        "--no-cache-prompt",
-        "--context-shift",
-        "--no-context-shift",
-        "--perf",
-        "--no-perf",
-        "-e",
-        "--escape",
-        "--no-escape",
-        "--swa-full",
-        "--no-host",
-        "--check-tensors",
-        "--ignore-eos",
-        "-bs",
-        "--backend-sampling",
-        "-sp",
-        "--special",
-        "--spm-infill",
-        "--op-offload",
-        "--no-op-offload",
-        "--cache-idle-slots",
-        "--no-cache-idle-slots",
-        "--mmproj-auto",
-        "--mmproj-offload",
-        "--no-mmproj-offload",
-        "--reuse-port",
-        "--ui",
-        "--webui",
-        "--no-ui",
-        "--no-webui",
-        "--models-autoload",
-        "--no-models-autoload",
-        "--reasoning-preserve",
-        "--no-reasoning-preserve",
-        "--skip-chat-parsing",
-        "--no-skip-chat-parsing",
-        "--prefill-assistant",
-        "--no-prefill-assistant",
-        "--log-prefix",
-        "--no-log-prefix",
-        "--log-timestamps",
-        "--no-log-timestamps",
-    ]
+    """
+    -cb --cont-batching -nocb --no-cont-batching --jinja --no-jinja --metrics --props --slots --no-slots
+    --warmup --no-warmup --mlock --mmap --no-mmap -v --verbose --log-verbose --log-disable --offline --embedding
+    --embeddings --rerank --reranking --cache-prompt --no-cache-prompt --context-shift --no-context-shift --perf
+    --no-perf -e --escape --no-escape --swa-full --no-host --check-tensors --ignore-eos -bs --backend-sampling
+    -sp --special --spm-infill --op-offload --no-op-offload --cache-idle-slots --no-cache-idle-slots
+    --mmproj-auto --mmproj-offload --no-mmproj-offload --reuse-port --ui --webui --no-ui --no-webui
+    --models-autoload --no-models-autoload --reasoning-preserve --no-reasoning-preserve --skip-chat-parsing
+    --no-skip-chat-parsing --prefill-assistant --no-prefill-assistant --log-prefix --no-log-prefix
+    --log-timestamps --no-log-timestamps
+    """.split()  # noqa: SIM905 -- seventy flags read better as text than as seventy lines
 )
 """Flags without a value that say nothing about memory here; any other unknown flag takes the word behind it."""
 
@@ -211,6 +154,10 @@ def parse(argv: Sequence[str], spec: ModelSpec, *, devices: int = 0, weights: Se
     notes: list[str] = []
     settings = _settings(given, spec, notes)
     layout = _layout(given, spec, devices, weights)
+    if given.flash == "auto" and not _keeps_flash_attention(spec, settings, layout):
+        settings = replace(settings, flash_attention=False)
+        notes.append("-fa auto ends up off here: attention would not run on its layer's device")
+    _check_cache(settings)
     if given.fit and devices:
         notes.append(
             "without -fit off llama-server may change what the command line leaves open; this is the line as it stands"
@@ -303,12 +250,6 @@ def _settings(given: _Given, spec: ModelSpec, notes: list[str]) -> Settings:
             hint=f"give both the same type: -ctk {given.key_type} -ctv {given.key_type}",
         )
     kv_type = KvType(given.key_type)
-    if given.flash == "off" and kv_type.is_quantized:
-        raise UsageError(
-            f"a {kv_type} cache needs flash attention",
-            code="needs-flash-attention",
-            hint="use -fa on, or -ctk f16 -ctv f16",
-        )
     automatic = given.slots < 0
     slots = _AUTO_SLOTS if automatic else given.slots
     if automatic:
@@ -339,8 +280,16 @@ def _settings(given: _Given, spec: ModelSpec, notes: list[str]) -> Settings:
     )
 
 
+def _check_cache(settings: Settings) -> None:
+    if settings.kv_type.is_quantized and not settings.flash_attention:
+        raise UsageError(
+            f"a {settings.kv_type} cache needs flash attention",
+            code="needs-flash-attention",
+            hint="use -fa on, or -ctk f16 -ctv f16",
+        )
+
+
 def _layout(given: _Given, spec: ModelSpec, devices: int, weights: Sequence[int]) -> Layout:
-    names = tuple(f"gpu{index}" for index in range(devices))
     used = list(range(devices))
     if given.devices is not None:
         used = _chosen(given.devices, devices)
@@ -354,9 +303,10 @@ def _layout(given: _Given, spec: ModelSpec, devices: int, weights: Sequence[int]
             code="unsupported-flag",
             hint="use -sm layer",
         )
-    places = _deal(given, len(spec.layers), used, weights)
+    free = [weights[device] for device in used] if weights else []
+    places = _deal(given, len(spec.layers), len(used), free)
     layout = Layout(
-        devices=names,
+        devices=tuple(f"gpu{device}" for device in used),
         layers=tuple(LayerPlace(trunk=place, experts=place) for place in places[:-1]),
         head=places[-1],
         overridden=bool(given.overrides),
@@ -381,19 +331,18 @@ def _single(value: float) -> float:
     return float(struct.unpack("f", struct.pack("f", value))[0])
 
 
-def _deal(given: _Given, layers: int, used: list[int], weights: Sequence[int]) -> list[int | None]:
+def _deal(given: _Given, layers: int, devices: int, free: Sequence[int]) -> list[int | None]:
     """The device of every layer and, last, of the head (``llama_model_base::load_tensors``).
 
     The last ``-ngl`` of layers and head go to devices, in contiguous runs in proportion to the split.
     """
     wanted = layers + 1 if given.gpu_layers < 0 else given.gpu_layers
     first, count = max(layers + 1 - wanted, 0), min(wanted, layers + 1)
-    if not used or count == 0:
+    if not devices or count == 0:
         return [HOST] * (layers + 1)
-    split = [*given.split[: len(used)], *[0.0] * (len(used) - len(given.split))]
+    split = [*given.split[:devices], *[0.0] * (devices - len(given.split))]
     if not any(split):
-        split = [float(weights[device]) if device < len(weights) else 0.0 for device in used]
-        split = split if any(split) else [1.0] * len(used)
+        split = [float(size) for size in free] if any(free) else [1.0] * devices
     total, sums = 0.0, []
     for share in split:
         total = _single(total + _single(share))
@@ -402,13 +351,13 @@ def _deal(given: _Given, layers: int, used: list[int], weights: Sequence[int]) -
     places: list[int | None] = [HOST] * first
     for index in range(layers + 1 - first):
         position = _single(index / count)
-        places.append(used[next((i for i, point in enumerate(points) if point > position), len(used) - 1)])
+        places.append(next((i for i, point in enumerate(points) if point > position), devices - 1))
     return places
 
 
 def _overridden(layout: Layout, spec: ModelSpec, overrides: Sequence[tuple[str, str]]) -> Layout:
     """The layout after ``-ot`` and its kin: for each tensor the first pattern that is found in its name decides."""
-    rules = [(re.compile(pattern), _target(target, len(layout.devices))) for pattern, target in overrides]
+    rules = [(re.compile(pattern), _target(target, layout.devices)) for pattern, target in overrides]
     moved: dict[str, int | None] = {}
     for weight in spec.weights:
         for pattern, device in rules:
@@ -437,14 +386,28 @@ def _overridden(layout: Layout, spec: ModelSpec, overrides: Sequence[tuple[str, 
     return replace(layout, layers=tuple(places), moved=tuple(rest.items()))
 
 
-def _target(name: str, devices: int) -> int | None:
+def _target(name: str, devices: Sequence[str]) -> int | None:
     if name.upper() in {"CPU", "CPU_REPACK"} or name.endswith("_Host"):
         return HOST
     match = _DEVICE.fullmatch(name)
-    if match is None or int(match[1]) >= devices:
+    if match is None or f"gpu{match[1]}" not in devices:
         raise UsageError(
-            f"-ot names the buffer type {name!r}, but there are {devices} devices",
+            f"-ot names the buffer type {name!r}, but there are {len(devices)} devices",
             code="bad-flag",
             hint="use CPU, or a device's name and number such as CUDA0; --gpus says how many there are",
         )
-    return int(match[1])
+    return list(devices).index(f"gpu{match[1]}")
+
+
+def _keeps_flash_attention(spec: ModelSpec, settings: Settings, layout: Layout) -> bool:
+    """Whether ``-fa auto`` stays on: llama.cpp drops it when attention would run on another device than its layer.
+
+    Attention runs where its cache lies or, with the cache on the host, where the matrix behind it does.
+    """
+    moved = dict(layout.moved)
+    return all(
+        (settings.kv_offload and place.trunk is not HOST)
+        or moved.get(f"blk.{layer.index}.attn_v_b.weight", place.trunk) == place.trunk
+        for layer, place in zip(spec.layers, layout.layers, strict=True)
+        if layer.kind is LayerKind.MLA
+    )

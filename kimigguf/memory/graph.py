@@ -46,8 +46,6 @@ class Graph:
     is_output: set[Id] = field(default_factory=set)
     weight: dict[Id, str] = field(default_factory=dict)
     cache: dict[Id, int] = field(default_factory=dict)
-    on_host: set[Id] = field(default_factory=set)
-    """Nodes that llama.cpp pins to the host whatever their neighbours do."""
     nodes: list[Id] = field(default_factory=list)
     leafs: list[Id] = field(default_factory=list)
     _seen: set[Id] = field(default_factory=set)
@@ -82,7 +80,7 @@ class Graph:
         return first + sum((shape[i] - 1) * stride[i] for i in (1, 2, 3))
 
     def expand(self, tensor: Id) -> None:
-        """Append a tensor and all that it needs, sources first and from left to right (``ggml_build_forward_expand``)."""
+        """Append a tensor and all that it needs, sources first, from left to right (``ggml_build_forward_expand``)."""
         seen = self._seen
         if tensor in seen:
             return

@@ -312,8 +312,6 @@ class _Builder:
             scores = graph.like("soft_max", graph.matmul(keys, query), self.mask)
             output = graph.matmul(graph.contiguous(graph.transpose(values)), scores)
             output = graph.new("cont", (graph.permute(graph.matmul(back, output)),), wide)
-            if not settings.kv_offload:
-                graph.on_host.add(output)
         graph.expand(output)
         return output
 

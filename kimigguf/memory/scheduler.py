@@ -1,8 +1,11 @@
-"""How llama.cpp deals a graph out to its devices (``ggml/src/ggml-backend.cpp``): who runs which node, and what is copied.
+"""How llama.cpp deals a graph out to its devices (``ggml/src/ggml-backend.cpp``): who runs what, and what is copied.
 
 A node runs where its weights or its cache lie; nodes with neither follow their neighbours, devices before the host.
 Where a node needs a tensor of another backend, a copy is made in its own, once. With pipelining every copy and every
 input exists four times and is never reused.
+
+llama.cpp also pins a few nodes (norms, and attention without cache offload), but forgets the pins before it reserves
+memory, so they are left out here.
 """
 
 from collections.abc import Callable
@@ -48,7 +51,7 @@ class _Schedule:
             memory = held[tensor if root == NO_VIEW else root]
             if memory != _NOWHERE:
                 backend[tensor] = memory
-            elif tensor in graph.is_input or tensor in graph.on_host:
+            elif tensor in graph.is_input:
                 backend[tensor] = self.host
             elif graph.operation[tensor] != "flash_attn":
                 backend[tensor] = next(
