@@ -32,6 +32,7 @@ _COLOURS = {"passed": "green", "failed": "bold red", "unknown": "yellow"}
 @click.option("--context", "context_tokens", type=int, default=32768, show_default=True, help="Tokens of context.")
 @click.option("--dry-run", is_flag=True, help="Look and plan; write nothing.")
 @click.option("--force", is_flag=True, help="Replace a model of that name; go on where the disk cannot be seen.")
+@click.option("--copy", is_flag=True, help="Send copies even where the shards could be linked into Ollama's folder.")
 @click.option("--models-dir", type=click.Path(path_type=Path), help="Where the downloaded quants lie.")
 @click.option("--check", "checked", metavar="NAME", help="Only prove again that a registered model answers.")
 @click.option("--remove", "removed", metavar="NAME", help="Only remove a registered model.")
@@ -45,6 +46,7 @@ def command(
     context_tokens: int,
     dry_run: bool,
     force: bool,
+    copy: bool,
     models_dir: Path | None,
     checked: str | None,
     removed: str | None,
@@ -73,8 +75,8 @@ def command(
         return _remove(app, removed)
     from kimigguf.catalogue.profiles import load_model
     from kimigguf.memory.settings import Settings
-    from kimigguf.ollama.registration import plan
     from kimigguf.ollama.find import find_source
+    from kimigguf.ollama.registration import plan
 
     profile = load_model(environ=app.environ)
     check_context(context_tokens, profile.context_max_tokens)
@@ -84,6 +86,7 @@ def command(
         app.environ,
         name=name,
         force=force,
+        copy=copy,
         settings=Settings(context_tokens=context_tokens),
         experts_on_host=_experts_on_host(app, source),
         licence=f"{profile.licence.name}: {profile.licence.url}" if profile.licence else None,
@@ -171,6 +174,8 @@ def _record(registration: "Registration", proof: "Proof | None") -> dict[str, An
             "free_bytes": folder.free_bytes,
         },
         "disk": asdict(registration.need),
+        "link": registration.link,
+        "way_reason": registration.way_reason,
         "checks": [asdict(check) for check in registration.checks],
         "blocking": None if registration.blocking is None else registration.blocking.code,
         "parameters": dict(registration.parameters),
@@ -221,6 +226,10 @@ def _draw_plan(console: "Console", registration: "Registration") -> None:
     for moment, taken in rows:
         table.add_row(moment, storage(taken), storage(None if free is None else free - taken))
     console.print(table)
+    merge = {"keep": "kept as shards", "merge": "merged by Ollama", "single": "one file"}[need.way]
+    console.print(
+        f"way: {'linked' if registration.link else 'sent'}, then {merge} ({registration.way_reason})\n", markup=False
+    )
     console.print("Modelfile", style="bold")
     console.print(registration.modelfile, markup=False)
     _draw_environment(console, registration)

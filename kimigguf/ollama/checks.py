@@ -43,7 +43,8 @@ def judge(facts: Facts) -> tuple[Check, ...]:
     """All checks, in the order in which a reader wants them."""
     return (
         *_server(facts),
-        *_files(facts.source),
+        *_quant(facts.source),
+        _files(facts.source),
         _name(facts),
         *_disk(facts),
         *_settings(facts),
@@ -96,7 +97,7 @@ def _server(facts: Facts) -> Iterator[Check]:
         )
 
 
-def _files(source: Source) -> Iterator[Check]:
+def _quant(source: Source) -> Iterator[Check]:
     if source.quant is not None and source.quant.engine.min_build is None:
         reason, way = source.quant.engine.reason, source.quant.engine.alternative
         yield blocked(
@@ -114,47 +115,52 @@ def _files(source: Source) -> Iterator[Check]:
             hint="choose another quant: kimigguf recommend",
             blame=Blame.REQUEST,
         )
+
+
+def _files(source: Source) -> Check:
     if not source.files:
-        yield blocked(
+        return blocked(
             "files",
             f"{source.label} is not on this machine",
             code="not-downloaded",
             hint=f"kimigguf download {source.label}",
         )
-        return
-    first = source.files[0]
     if source.unreadable:
-        yield blocked(
-            "files", f"this user may not read {', '.join(source.unreadable)}", code="unreadable-shard",
+        return blocked(
+            "files",
+            f"this user may not read {', '.join(source.unreadable)}",
+            code="unreadable-shard",
             hint=f"sudo chmod a+r '{source.folder}'/*.gguf",
-        )  # fmt: skip
-    elif source.links:
-        yield blocked(
-            "files",
+        )
+    odd = _odd_files(source)
+    if odd is not None:
+        evidence, code, hint = odd
+        return blocked("files", evidence, code=code, hint=hint, blame=Blame.REQUEST)
+    count = f"{len(source.files)} shards" if len(source.files) > 1 else "one file"
+    return passed("files", f"{count}, {storage(source.size_bytes)}, in {source.folder}")
+
+
+def _odd_files(source: Source) -> tuple[str, str, str] | None:
+    """What Ollama would stumble over in the folder, as evidence, code and hint."""
+    if source.links:
+        return (
             f"{source.links[0]} is a symbolic link, as in a Hugging Face cache; Ollama needs real files",
-            code="symlinked-shards",
-            hint=f"cp -L '{source.folder}'/*.gguf FOLDER, or: kimigguf download {source.label}",
-            blame=Blame.REQUEST,
+            "symlinked-shards",
+            f"cp -L '{source.folder}'/*.gguf FOLDER, or: kimigguf download {source.label}",
         )
-    elif source.projectors:
-        yield blocked(
-            "files",
+    if source.projectors:
+        return (
             f"{source.projectors[0]} lies among the shards; Ollama would take it for a part of the model",
-            code="projector-among-shards",
-            hint=f"mv '{source.folder}'/*mmproj*.gguf '{source.folder}'/..",
-            blame=Blame.REQUEST,
+            "projector-among-shards",
+            f"mv '{source.folder}'/*mmproj*.gguf '{source.folder}'/..",
         )
-    elif len(source.files) > 1 and not all(_SPLIT.fullmatch(file.name) for file in source.files):
-        yield blocked(
-            "files",
-            f"{first.name} is not named NAME-00001-of-0000N.gguf, which Ollama asks of the shards of a set",
-            code="shard-names",
-            hint="give the shards the names they were published under",
-            blame=Blame.REQUEST,
+    if len(source.files) > 1 and not all(_SPLIT.fullmatch(file.name) for file in source.files):
+        return (
+            f"{source.files[0].name} is not named NAME-00001-of-0000N.gguf, which Ollama asks of the shards of a set",
+            "shard-names",
+            "give the shards the names they were published under",
         )
-    else:
-        count = f"{len(source.files)} shards" if len(source.files) > 1 else "one file"
-        yield passed("files", f"{count}, {storage(source.size_bytes)}, in {source.folder}")
+    return None
 
 
 def _name(facts: Facts) -> Check:
@@ -189,7 +195,7 @@ def _disk(facts: Facts) -> Iterator[Check]:
         else:
             yield blocked(
                 "models folder", text, code="ollama-folder-unknown", state=State.UNKNOWN,
-                hint="OLLAMA_MODELS=/the/folder kimigguf ollama-register ..., or --force to go on without knowing",
+                hint=f"OLLAMA_MODELS=FOLDER kimigguf ollama-register {facts.source.label}, or go on with --force",
             )  # fmt: skip
         return
     where = f"{folder.path} ({folder.source})"
@@ -204,7 +210,8 @@ def _disk(facts: Facts) -> Iterator[Check]:
         return
     ways = [f"it costs no disk to run it without Ollama: kimigguf serve {facts.source.label}"]
     if need.way is Way.MERGE:
-        ways.insert(0, f"Ollama {KEEPS_SHARDS_TEXT} or later needs {storage(need.send_bytes)} only ({_UPGRADE})")
+        less = storage(need.send_bytes) if need.send_bytes else "nothing"
+        ways.insert(0, f"Ollama {KEEPS_SHARDS_TEXT} or later needs {less} more ({_UPGRADE})")
     yield blocked(
         "space",
         f"{storage(peak - folder.free_bytes)} of disk are missing on {folder.path}: {text}",
@@ -215,11 +222,15 @@ def _disk(facts: Facts) -> Iterator[Check]:
 
 def _why(need: DiskNeed) -> str:
     sent = f"{storage(need.send_bytes)} of shards to copy" if need.send_bytes else "no shard to copy"
+    if need.linked_bytes:
+        sent = f"{storage(need.linked_bytes)} of shards linked, which takes no disk"
     if need.present_bytes:
         sent += f" ({storage(need.present_bytes)} are there)"
     if need.way is not Way.MERGE:
         return f"{sent}, none merged"
-    return f"{sent}, and twice {storage(need.settled_bytes)} while this version merges them"
+    return (
+        f"{sent}, and twice {storage(need.settled_bytes)} while Ollama merges them (until {KEEPS_SHARDS_TEXT} it does)"
+    )
 
 
 def _settings(facts: Facts) -> Iterator[Check]:

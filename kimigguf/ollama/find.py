@@ -55,7 +55,13 @@ def describe(stored: StoredSet, profile: ModelProfile) -> Source:
         architecture=read.architecture if read else None,
         size_bytes=stored.size_bytes,
         files=tuple(
-            SourceFile(path=file.path, size_bytes=file.size_bytes, sha256=file.sha256) for file in stored.files
+            SourceFile(
+                path=file.path,
+                size_bytes=file.size_bytes,
+                sha256=file.sha256,
+                verified=file.state is FileState.VERIFIED,
+            )
+            for file in stored.files
         ),
         folder=folder,
         unread_tensors=sum(1 for tensor in read.tensors if tensor.size_bytes is None) if read else 0,

@@ -1,7 +1,10 @@
 """Plans a registration without writing anything, and carries the plan out."""
 
-from collections.abc import Mapping
+import contextlib
+import os
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 from kimigguf.engines.serving import load_serving
@@ -12,18 +15,22 @@ from kimigguf.ollama import checks as checking
 from kimigguf.ollama import modelfile as writing
 from kimigguf.ollama.disk import DiskNeed, need, way_for
 from kimigguf.ollama.evidence import Check
+from kimigguf.ollama.link import why_not
 from kimigguf.ollama.server import OllamaServer, look
 from kimigguf.ollama.session import Session, mapped, open_session
 from kimigguf.ollama.source import Source
 from kimigguf.ollama.storage import ModelsFolder, ServerEnvironment, models_folder, server_environment
-from kimigguf.ollama.transfer import Blob, send_all
+from kimigguf.ollama.transfer import Blob, bring_all
 
 _DEFAULT_MODEL: Final = "kimi-k3"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Registration:
-    """Everything that would be done, and whether it may be. ``blocking`` is the first check that forbids it."""
+    """Everything that would be done, and whether it may be. ``blocking`` is the first check that forbids it.
+
+    ``link`` says whether the shards are linked into Ollama's folder, ``way_reason`` why or why not.
+    """
 
     name: str
     source: Source
@@ -31,6 +38,8 @@ class Registration:
     settings: ServerEnvironment
     folder: ModelsFolder | None
     need: DiskNeed
+    link: bool
+    way_reason: str
     checks: tuple[Check, ...]
     parameters: Mapping[str, writing.Value]
     modelfile: str
@@ -58,23 +67,23 @@ def plan(
     *,
     name: str | None = None,
     force: bool = False,
+    copy: bool = False,
     settings: Settings | None = None,
     experts_on_host: bool | None = None,
     licence: str | None = None,
 ) -> Registration:
-    """Look at everything and write nothing. Never raises for what a check can say."""
+    """Look at everything and write nothing. Never raises for what a check can say.
+
+    ``copy``: send copies even where the shards could be linked.
+    """
     settings = settings or Settings()
     name = name or default_name(source)
     server = look(environ)
     inside = server_environment(environ) if server.local else ServerEnvironment(values={}, source=None)
-    folder, taken, present = None, None, frozenset[str]()
-    if server.reachable:
-        with open_session(server) as session:
-            taken = session.names()
-            present = _present(session, source)
-            if server.local:
-                folder = models_folder(environ, inside, has_blob=session.has_blob)
-    disk = _need(source, server, present)
+    folder, taken, present = _ask(server, source, environ, inside)
+    hindrance = "--copy was given" if copy else why_not(source, folder)
+    link = hindrance is None and bool(source.files)
+    disk = _need(source, server, present, link=link)
     parameters = writing.parameters(
         load_serving(source.architecture or _DEFAULT_MODEL, environ), settings.context_tokens
     )
@@ -95,12 +104,25 @@ def plan(
         settings=inside,
         folder=folder,
         need=disk,
+        link=link,
+        way_reason="the shards and Ollama's folder share a file system" if link else f"copied: {hindrance}",
         checks=checking.judge(facts),
         parameters=parameters,
         modelfile=writing.modelfile(_from_line(source), parameters, licence=licence),
         environment=writing.environment(settings, source.size_bytes, experts_on_host=experts_on_host),
         licence=licence,
     )
+
+
+def _ask(
+    server: OllamaServer, source: Source, environ: Mapping[str, str], inside: ServerEnvironment
+) -> tuple[ModelsFolder | None, frozenset[str] | None, frozenset[str]]:
+    """What only the server itself can tell: its folder, its models' names, and which of our files it has."""
+    if not server.reachable:
+        return None, None, frozenset()
+    with open_session(server) as session:
+        folder = models_folder(environ, inside, has_blob=session.has_blob) if server.local else None
+        return folder, session.names(), _present(session, source)
 
 
 def _from_line(source: Source) -> str:
@@ -116,10 +138,10 @@ def _present(session: Session, source: Source) -> frozenset[str]:
     )
 
 
-def _need(source: Source, server: OllamaServer, present: frozenset[str]) -> DiskNeed:
+def _need(source: Source, server: OllamaServer, present: frozenset[str], *, link: bool) -> DiskNeed:
     sizes = [(file.size_bytes, file.name in present) for file in source.files] or [(source.size_bytes, False)]
     # A quant that is not downloaded yet will come in shards, as all of them do.
-    return need(way_for(server.version, len(source.files) or 2), sizes)
+    return need(way_for(server.version, len(source.files) or 2), sizes, linked=link)
 
 
 def register(registration: Registration, listen: Listener) -> tuple[Blob, ...]:
@@ -134,10 +156,27 @@ def register(registration: Registration, listen: Listener) -> tuple[Blob, ...]:
         raise checking.error_for(registration.blocking)
     source = registration.source
     with open_session(registration.server, load_minutes=registration.load_minutes) as session:
-        listen(Step(text=f"sending {source.label} to Ollama at {registration.server.url}"))
-        blobs = send_all(session, source.files, listen)
-        _create(session, registration, blobs, listen)
+        listen(Step(text=f"giving {source.label} to Ollama at {registration.server.url}"))
+        into = registration.folder if registration.link else None
+        with _times_kept([file.path for file in source.files] if into else []):
+            blobs = bring_all(session, source.files, listen, link_into=into)
+            _create(session, registration, blobs, listen)
     return blobs
+
+
+@contextlib.contextmanager
+def _times_kept(paths: Iterable[Path]) -> Iterator[None]:
+    """Ollama touches its blobs. Where those are our own files, that must not look like a change of their bytes."""
+    before = {}
+    for path in paths:
+        with contextlib.suppress(OSError):  # a file that has gone is told by who reads it
+            before[path] = path.stat()
+    try:
+        yield
+    finally:
+        for path, was in before.items():
+            with contextlib.suppress(OSError):
+                os.utime(path, ns=(was.st_atime_ns, was.st_mtime_ns))
 
 
 def _create(session: Session, registration: Registration, blobs: tuple[Blob, ...], listen: Listener) -> None:

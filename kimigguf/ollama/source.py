@@ -8,11 +8,15 @@ from kimigguf.catalogue.quants import Quant
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceFile:
-    """One file of the set. ``sha256`` is lower-case hex, None where nobody has recorded it yet."""
+    """One file of the set. ``sha256`` is lower-case hex, None where nobody has recorded it yet.
+
+    ``verified``: the bytes were found to have that hash, and the file has not been touched since.
+    """
 
     path: Path
     size_bytes: int
     sha256: str | None = None
+    verified: bool = False
 
     @property
     def name(self) -> str:

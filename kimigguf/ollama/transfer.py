@@ -1,4 +1,4 @@
-"""Puts files into Ollama as blobs: hashed while the one before is sent, never sent twice, with progress."""
+"""Puts files into Ollama as blobs: sent or linked, hashed while the one before is sent, never twice, with progress."""
 
 import hashlib
 from collections.abc import Iterator, Sequence
@@ -10,9 +10,11 @@ from typing import Final
 import httpx
 
 from kimigguf.errors import IntegrityError, KimiggufError, MachineError
-from kimigguf.events import Advance, Listener, Notice
+from kimigguf.events import Advance, Listener, Notice, Step
+from kimigguf.ollama.link import place, take_back
 from kimigguf.ollama.session import Session, lost, refusal
 from kimigguf.ollama.source import SourceFile
+from kimigguf.ollama.storage import ModelsFolder
 from kimigguf.units import storage
 
 _PIECE: Final = 4 << 20
@@ -21,25 +23,29 @@ _CREATED: Final = 201
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Blob:
-    """A file as Ollama knows it. ``sent`` is false where it had it already."""
+    """A file as Ollama knows it. Neither ``sent`` nor ``linked`` where it had it already."""
 
     file: SourceFile
     digest: str
-    sent: bool
+    sent: bool = False
+    linked: bool = False
 
 
 class _Stopped(Exception):  # noqa: N818 -- no failure: the hashing is no longer wanted
     pass
 
 
-def send_all(session: Session, files: Sequence[SourceFile], listen: Listener) -> tuple[Blob, ...]:
-    """Send every file that the server lacks, in order.
+def bring_all(
+    session: Session, files: Sequence[SourceFile], listen: Listener, *, link_into: ModelsFolder | None = None
+) -> tuple[Blob, ...]:
+    """Send every file that the server lacks, in order, or link it into the server's folder (``link_into``).
 
-    A file without a recorded hash is hashed first, one file ahead of the sending.
+    A file without a recorded hash is hashed first, one file ahead of the sending. One that is linked must have been
+    verified, or is hashed too: the server, which checks what it is sent, does not look at what lies there.
 
     Raises:
         IntegrityError: ``shard-damaged``: the bytes are not those that were recorded.
-        MachineError: ``unreadable-shard``, or ``ollama-no-space``.
+        MachineError: ``unreadable-shard``, ``ollama-no-space`` or ``cannot-link``.
         NetworkError: ``ollama-connection-lost``.
         ServerError: ``ollama-refused``.
     """
@@ -47,12 +53,13 @@ def send_all(session: Session, files: Sequence[SourceFile], listen: Listener) ->
     stop = Flag()
     with ThreadPoolExecutor(max_workers=1, thread_name_prefix="hash") as pool:
         try:
-            ahead = pool.submit(_digest, files[0], listen, stop)
+            known = [file.sha256 if file.verified or link_into is None else None for file in files]
+            ahead = pool.submit(_digest, files[0], known[0], listen, stop)
             for index, file in enumerate(files):
                 digest = _result(file, ahead)
                 if index + 1 < len(files):
-                    ahead = pool.submit(_digest, files[index + 1], listen, stop)
-                blobs.append(_send(session, file, digest, listen))
+                    ahead = pool.submit(_digest, files[index + 1], known[index + 1], listen, stop)
+                blobs.append(_bring(session, file, digest, listen, link_into))
         except BaseException:
             _say_what_lies_there(blobs, listen)
             raise
@@ -82,9 +89,9 @@ def _say_what_lies_there(blobs: list[Blob], listen: Listener) -> None:
         listen(Notice(text=f"{where}: the next run uses them, a restart of Ollama removes them"))
 
 
-def _digest(file: SourceFile, listen: Listener, stop: Flag) -> str:
-    if file.sha256 is not None:
-        return f"sha256:{file.sha256}"
+def _digest(file: SourceFile, known: str | None, listen: Listener, stop: Flag) -> str:
+    if known is not None:
+        return f"sha256:{known}"
     total = hashlib.sha256()
     done = 0
     with file.path.open("rb") as stream:
@@ -94,12 +101,39 @@ def _digest(file: SourceFile, listen: Listener, stop: Flag) -> str:
             total.update(piece)
             done += len(piece)
             listen(Advance(activity="hash", item=file.name, done_bytes=done, total_bytes=file.size_bytes))
+    if file.sha256 not in {None, total.hexdigest()}:
+        raise _damaged(file, f"recorded {file.sha256}, found {total.hexdigest()}")
     return f"sha256:{total.hexdigest()}"
 
 
-def _send(session: Session, file: SourceFile, digest: str, listen: Listener) -> Blob:
+def _damaged(file: SourceFile, cause: str) -> IntegrityError:
+    return IntegrityError(
+        f"{file.name} is damaged: its bytes are not those that were recorded",
+        code="shard-damaged",
+        cause=cause,
+        hint=f"kimigguf verify '{file.path.parent}'",
+    )
+
+
+def _bring(session: Session, file: SourceFile, digest: str, listen: Listener, link_into: ModelsFolder | None) -> Blob:
     if session.has_blob(digest):
-        return Blob(file=file, digest=digest, sent=False)
+        return Blob(file=file, digest=digest)
+    if link_into is None:
+        return _send(session, file, digest, listen)
+    place(file, digest, link_into)
+    if not session.has_blob(digest):
+        take_back(digest, link_into)
+        raise MachineError(
+            f"Ollama does not see what lies in {link_into.path}",
+            code="cannot-link",
+            cause="it keeps its models elsewhere",
+            hint="send copies instead: add --copy",
+        )
+    listen(Step(text=f"linked {file.name}"))
+    return Blob(file=file, digest=digest, linked=True)
+
+
+def _send(session: Session, file: SourceFile, digest: str, listen: Listener) -> Blob:
     try:
         reply = session.blobs.post(
             f"/api/blobs/{digest}",
@@ -121,12 +155,7 @@ def _refused(session: Session, file: SourceFile, reply: httpx.Response) -> Kimig
     except (ValueError, KeyError, TypeError):
         text = reply.text
     if "digest mismatch" in text:
-        return IntegrityError(
-            f"{file.name} is damaged: its bytes are not those that were recorded",
-            code="shard-damaged",
-            cause=text,
-            hint=f"kimigguf verify {file.path.parent}",
-        )
+        return _damaged(file, text)
     return refusal(session.server, text, reply.status_code)
 
 

@@ -72,7 +72,7 @@ def test_a_middle_shard_registers_the_whole_set_and_proves_it(
 def test_the_json_answer_holds_plan_and_proof(
     call: Callable[..., int], folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert call(str(folder), "--name", "mine", "--context", "4096", "--json") == ExitCode.DONE
+    assert call(str(folder), "--name", "mine", "--context", "4096", "--copy", "--json") == ExitCode.DONE
     answer = json.loads(capsys.readouterr().out)
     assert (answer["schema"], answer["name"], answer["quant"]) == ("kimigguf.ollama-register/1", "mine", "UD-IQ1_M")
     assert (answer["registered"], answer["blocking"]) == (True, None)

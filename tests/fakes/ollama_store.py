@@ -68,7 +68,9 @@ class Ollama:
         return self.folder / "blobs"
 
     def used_bytes(self) -> int:
-        return sum(path.stat().st_size for path in self.folder.rglob("*") if path.is_file())
+        """Files that have another name outside the folder take no disk of it."""
+        found = [path.stat() for path in self.folder.rglob("*") if path.is_file()]
+        return sum(file.st_size for file in found if file.st_nlink == 1)
 
     def restart(self) -> None:
         """Do what a start does: remove every blob that no manifest names."""

@@ -1,0 +1,100 @@
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from fakes.ollama_store import Ollama
+
+from kimigguf.errors import IntegrityError, MachineError
+from kimigguf.events import Advance, Event, ignore
+from kimigguf.ollama import link
+from kimigguf.ollama.registration import Registration, plan, register, remove
+from kimigguf.ollama.source import Source
+
+
+def planned(stand_in: Ollama, source: Source) -> Registration:
+    return plan(source, {"OLLAMA_HOST": stand_in.url, "OLLAMA_MODELS": str(stand_in.folder)})
+
+
+@pytest.fixture(autouse=True)
+def hard_links(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether the file system of the temporary folder can clone must not decide."""
+    monkeypatch.setattr(link, "_clone", lambda _source, _target: False)
+
+
+def test_shards_on_the_same_file_system_are_linked_and_nothing_is_sent(stand_in: Ollama, source: Source) -> None:
+    registration = planned(stand_in, source)
+    assert registration.link
+    assert (registration.need.send_bytes, registration.need.peak_bytes) == (0, 0)
+    blobs = register(registration, ignore)
+    assert all(blob.linked and not blob.sent for blob in blobs)
+    assert stand_in.received_bytes == 0
+    assert all(stand_in.blob(blob.digest).samefile(blob.file.path) for blob in blobs)
+    remove(registration.server, registration.name)
+    assert all(file.path.exists() for file in source.files)
+
+
+def test_a_link_does_not_make_our_files_look_changed(stand_in: Ollama, source: Source) -> None:
+    before = [file.path.stat().st_mtime_ns for file in source.files]
+
+    def touch(method: str, path: str) -> None:
+        if path == "/api/create":
+            for blob in stand_in.blobs.iterdir():
+                os.utime(blob)
+
+    stand_in.before = touch
+    register(planned(stand_in, source), ignore)
+    assert [file.path.stat().st_mtime_ns for file in source.files] == before
+
+
+def test_a_recorded_hash_alone_is_not_believed_for_a_link(stand_in: Ollama, source: Source) -> None:
+    wrong = replace(source, files=tuple(replace(file, sha256="0" * 64) for file in source.files))
+    with pytest.raises(IntegrityError) as error:
+        register(planned(stand_in, wrong), ignore)
+    assert error.value.code == "shard-damaged"
+    assert stand_in.models() == {}
+
+
+def test_a_verified_file_is_not_hashed_again(stand_in: Ollama, source: Source) -> None:
+    blobs = register(planned(stand_in, source), ignore)
+    stand_in.restart()
+    files = tuple(
+        replace(file, sha256=blob.digest.removeprefix("sha256:"), verified=True)
+        for file, blob in zip(source.files, blobs, strict=True)
+    )
+    said: list[Event] = []
+    register(plan(replace(source, files=files), {"OLLAMA_HOST": stand_in.url}, name="b", force=True), said.append)
+    assert not any(isinstance(event, Advance) for event in said)
+
+
+def test_a_folder_that_is_another_servers_gets_no_link_that_stays(
+    stand_in: Ollama, source: Source, tmp_path: Path
+) -> None:
+    other = tmp_path / "other"
+    (other / "blobs").mkdir(parents=True)
+    registration = plan(source, {"OLLAMA_HOST": stand_in.url, "OLLAMA_MODELS": str(other)})
+    assert registration.link
+    with pytest.raises(MachineError) as error:
+        register(registration, ignore)
+    assert (error.value.code, error.value.hint) == ("cannot-link", "send copies instead: add --copy")
+    assert list((other / "blobs").iterdir()) == []
+
+
+def test_what_the_servers_user_could_not_read_is_copied(stand_in: Ollama, source: Source) -> None:
+    if os.getuid() != 0:
+        pytest.skip("only root can give a folder to another user")
+    os.chown(stand_in.blobs, 12345, -1)
+    source.files[1].path.chmod(0o600)
+    registration = planned(stand_in, source)
+    assert not registration.link
+    assert source.files[1].name in registration.way_reason
+
+
+def test_a_clone_that_is_impossible_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    original = tmp_path / "original"
+    original.write_bytes(b"x" * 5000)
+    if link._clone(original, tmp_path / "sha256-target"):
+        assert (tmp_path / "sha256-target").read_bytes() == b"x" * 5000
+        (tmp_path / "sha256-target").unlink()
+    assert [path.name for path in tmp_path.iterdir()] == ["original"]
