@@ -37,6 +37,7 @@ class Picture:
 
 def look(app: App) -> Picture:
     """Ask hardware, engines and Ollama side by side, each with its own limit."""
+    from kimigguf.engines.cross_check import disagreements
     from kimigguf.engines.discover import discover
     from kimigguf.hardware.detect import NAME, SOURCE, detect
     from kimigguf.hardware.probes import ask_all
@@ -49,11 +50,14 @@ def look(app: App) -> Picture:
         "ollama": lambda: look_at_ollama(app.environ),
     }
     answers = ask_all(probes, limit_seconds=LIMIT_SECONDS)
+    machine: Machine = answers["machine"].value or Machine(name=NAME, source=SOURCE)
+    engines: tuple[FoundEngine, ...] | None = answers["engines"].value
+    silent = [f"{name}: {answer.reason}" for name, answer in answers.items() if answer.reason is not None]
     return Picture(
-        machine=answers["machine"].value or Machine(name=NAME, source=SOURCE),
-        engines=answers["engines"].value,
+        machine=machine,
+        engines=engines,
         ollama=answers["ollama"].value,
-        problems=tuple(f"{name}: {answer.reason}" for name, answer in answers.items() if answer.reason is not None),
+        problems=(*silent, *disagreements(machine, engines or ())),
     )
 
 
