@@ -13,6 +13,7 @@ from kimigguf.errors import ExitCode
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.text import Text
 
     from kimigguf.download.store import StoredSet
 
@@ -64,24 +65,32 @@ def _record(models: Path, sets: "tuple[StoredSet, ...]", heads: dict[str, str]) 
 
 def _draw(console: "Console", models: Path, sets: "tuple[StoredSet, ...]", heads: dict[str, str]) -> None:
     from rich.table import Table
-    from rich.text import Text
 
     console.print(f"in {models}", markup=False, soft_wrap=True)
     if not sets:
         console.print("nothing yet; which quant fits: kimigguf recommend", markup=False)
         return
     table = Table(box=None, pad_edge=False)
-    for heading in ("quant", "state", "size", "commit", "folder"):
-        table.add_column(heading, justify="right" if heading == "size" else "left", overflow="fold")
+    for heading in ("quant", "state", "size", "commit", *(["newest"] if heads else []), "folder"):
+        right, fold = heading == "size", heading == "folder"
+        table.add_column(heading, justify="right" if right else "left", no_wrap=not fold, overflow="fold")
     for stored in sets:
-        state = str(stored.state)
-        if state == "partial":
-            state = f"partial {100 * stored.done_bytes // max(1, stored.size_bytes)} %"
-        commit = stored.manifest.commit[:12] if stored.manifest else ""
-        if stored.manifest and heads.get(stored.manifest.repository, stored.manifest.commit) != stored.manifest.commit:
-            commit += f" (newest: {heads[stored.manifest.repository][:12]})"
-        folder = stored.folder.relative_to(models) if stored.folder.is_relative_to(models) else stored.folder
-        quant = stored.quant or stored.files[0].name
-        size = units.storage(stored.size_bytes)
-        table.add_row(quant, Text(state, style=_COLOURS[stored.state]), size, commit, str(folder))
+        table.add_row(*_cells(stored, models, heads))
     console.print(table)
+
+
+def _cells(stored: "StoredSet", models: Path, heads: dict[str, str]) -> "list[str | Text]":
+    from rich.text import Text
+
+    state, manifest = str(stored.state), stored.manifest
+    if state == "partial":
+        state = f"partial {100 * stored.done_bytes // max(1, stored.size_bytes)} %"
+    newest = heads.get(manifest.repository, "") if manifest else ""
+    return [
+        stored.quant or stored.files[0].name,
+        Text(state, style=_COLOURS[stored.state]),
+        units.storage(stored.size_bytes),
+        manifest.commit[:12] if manifest else "",
+        *([("same" if manifest and newest == manifest.commit else newest[:12])] if heads else []),
+        str(stored.folder.relative_to(models) if stored.folder.is_relative_to(models) else stored.folder),
+    ]

@@ -66,7 +66,7 @@ class Show:
     def note(self, text: str) -> None:
         """One line on stderr, unless quiet."""
         if self.mode is not Mode.QUIET:
-            self.err.print(text, markup=False)
+            self.err.print(text, markup=False, soft_wrap=True)  # a path in it must stay one that can be copied
 
     def error(self, error: KimiggufError) -> None:
         """Show a failure: what happened, why, what to do; one JSON object on stderr under ``--json``."""

@@ -120,10 +120,18 @@ def obtain(
         NetworkError: ``offline``, ``hub-unreachable``, ``gated``, ...
         IntegrityError: The set is not one, has changed, or arrives damaged.
     """
+    from kimigguf.catalogue.hub import is_offline  # noqa: PLC0415 -- as below
+
     refuse_unreadable(wish)
     if (here := already_whole(wish, models)) is not None:
         return here
     plan = make_plan(wish, models, environ=environ, listen=listen)
+    if plan.remaining_bytes and is_offline(environ):
+        raise NetworkError(
+            f"{wish.quant.name} is not whole on this machine, and HF_HUB_OFFLINE is set",
+            code="offline",
+            hint="unset HF_HUB_OFFLINE; without a hub these work: kimigguf list, recommend, plan, verify",
+        )
     if not told:
         disk.refuse_network(plan.folder)
     disk.require(plan.folder, plan.remaining_bytes)
@@ -208,12 +216,6 @@ def listed(wish: Wish, models: Path, *, environ: Mapping[str, str], listen: List
         where = RemoteSet(repository=wish.repository, commit=commit, quant=wish.quant.name, files=())
         if (manifest := read_manifest(set_folder(models, where))) is not None and manifest.commit == commit:
             return remote_of(manifest)
-    if environ.get("HF_HUB_OFFLINE", "").upper() in {"1", "ON", "YES", "TRUE"}:
-        raise NetworkError(
-            f"{wish.quant.name} is not known on this machine, and HF_HUB_OFFLINE is set",
-            code="offline",
-            hint="unset HF_HUB_OFFLINE; without the hub these work: list, verify, recommend, and serve of a whole set",
-        )
     from kimigguf.catalogue.hub import list_set  # noqa: PLC0415 -- brings huggingface_hub: a second to import
 
     listen(Step(text=f"listing {wish.repository} at {commit}"))

@@ -1,0 +1,343 @@
+"""download, verify, list, repair, remove and import, on tiny real shards and a loopback hub."""
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fakes.hub import Hub, serve
+from fakes.hub_faults import Fault, Kind, always
+
+from kimigguf.catalogue.profiles import load_model
+from kimigguf.cli.app import App, run
+from kimigguf.cli.show import Show
+
+REPOSITORY = "unsloth/Kimi-K3-GGUF"
+PINNED = str(load_model().repository.commit)
+NEWER = "f" * 40
+
+
+@dataclass(slots=True, kw_only=True)
+class House:
+    """The command line with a hub, a models folder, and what it has printed."""
+
+    hub: Hub
+    root: Path
+    models: Path
+    capsys: pytest.CaptureFixture[str]
+    environ: dict[str, str] = field(default_factory=dict)
+    err: str = ""
+
+    def __call__(self, *arguments: str) -> int:
+        code = run([*arguments], App(show=Show(), environ=self.environ))
+        out, self.err = self.capsys.readouterr()
+        self.out = out
+        return code
+
+    out: str = ""
+
+    def json(self, *arguments: str, code: int = 0) -> Any:
+        assert self(*arguments, "--json") == code, self.err
+        return json.loads(self.out)
+
+    def error(self, *arguments: str, code: int) -> Any:
+        assert self(*arguments, "--json") == code, (self.out, self.err)
+        return json.loads(self.err.splitlines()[-1])
+
+    @property
+    def folder(self) -> Path:
+        return self.models / "unsloth--Kimi-K3-GGUF" / "UD-IQ1_M" / PINNED[:12]
+
+
+@pytest.fixture
+def house(
+    tiny: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> Iterator[House]:
+    root = tmp_path / "root"
+    shutil.copytree(tiny("UD-IQ1_M"), root / REPOSITORY / "UD-IQ1_M")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    with serve(root, commit=PINNED) as hub:
+        house = House(hub=hub, root=root, models=tmp_path / "models", capsys=capsys)
+        house.environ = {
+            "HF_ENDPOINT": hub.url,
+            "KIMIGGUF_MODELS": str(house.models),
+            "XDG_CACHE_HOME": str(tmp_path / "cache"),
+            "HF_HOME": str(tmp_path / "no-login"),
+        }
+        yield house
+
+
+def names(house: House) -> list[str]:
+    return sorted(path.name for path in (house.root / REPOSITORY / "UD-IQ1_M").iterdir())
+
+
+def test_download_fetches_the_pinned_commit_whole_and_a_second_run_asks_nobody(house: House) -> None:
+    answer = house.json("download", "iq1_m")
+    assert answer["schema"] == "kimigguf.download/1"
+    assert (answer["commit"], answer["state"]) == (PINNED, "whole")
+    assert answer["folder"] == str(house.folder)
+    assert Path(answer["first"]).name == names(house)[0]
+    for name in names(house):
+        assert (house.folder / name).read_bytes() == (house.root / REPOSITORY / "UD-IQ1_M" / name).read_bytes()
+    assert "Kimi K3 License" in house.err
+    before = len(house.hub.requests)
+    house.json("download", "UD-IQ1_M")
+    assert len(house.hub.requests) == before
+    assert "Kimi K3 License" not in house.err
+
+
+def test_what_people_read_names_the_next_step(house: House) -> None:
+    assert house("download", "UD-IQ1_M") == 0
+    assert "whole and verified" in house.out
+    assert "kimigguf serve UD-IQ1_M" in house.out
+    assert house("list") == 0
+    assert "whole" in house.out
+    assert house("verify", "UD-IQ1_M") == 0
+    assert house.out.count("ok ") == len(names(house))
+
+
+def test_the_headers_are_checked_before_the_first_weight(house: House, tiny: Callable[[str], Path]) -> None:
+    folder = house.root / REPOSITORY / "UD-IQ1_M"
+    last = names(house)[-1]
+    shutil.copy(tiny("UD-IQ1_S") / last.replace("IQ1_M", "IQ1_S"), folder / last)
+    error = house.error("download", "UD-IQ1_M", code=5)
+    assert last in error["message"] + str(error["cause"])
+    assert not list(house.models.rglob("*.part"))
+    assert not list(house.models.rglob("*.gguf"))
+
+
+def test_a_shard_that_is_missing_on_the_hub_is_named(house: House) -> None:
+    missing = names(house)[1]
+    (house.root / REPOSITORY / "UD-IQ1_M" / missing).unlink()
+    error = house.error("download", "UD-IQ1_M", code=5)
+    assert missing in error["message"] + error["cause"]
+
+
+def test_dry_run_shows_the_whole_plan_and_writes_nothing(house: House) -> None:
+    plan = house.json("download", "UD-IQ1_M", "--dry-run")
+    assert plan["schema"] == "kimigguf.download-plan/1"
+    assert [file["name"] for file in plan["files"]] == names(house)
+    assert plan["remaining_bytes"] == plan["size_bytes"] == sum(file["size_bytes"] for file in plan["files"])
+    assert plan["fits"] is True
+    assert not house.models.exists()
+    assert house("download", "UD-IQ1_M", "--dry-run") == 0
+    assert "fits" in house.out
+    house("download", "UD-IQ1_M")
+    assert house.json("download", "UD-IQ1_M", "--dry-run")["remaining_bytes"] == 0
+
+
+def test_dry_run_says_no_when_the_disk_is_too_small(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kimigguf.download.disk.free_bytes", lambda _folder: 1000)
+    assert house.json("download", "UD-IQ1_M", "--dry-run", code=1)["fits"] is False
+    error = house.error("download", "UD-IQ1_M", code=3)
+    assert error["code"] == "disk-full"
+    assert not house.hub.gets()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "exit_code", "code", "word"),
+    [
+        (("download", "UD-IQ1_X"), 2, "unknown-quant", "UD-IQ1_"),
+        (("download", "UD-Q1_0"), 3, "unsupported-quant", "--force"),
+        (("download", "UD-Q1_0", "--dry-run"), 3, "unsupported-quant", "fork"),
+        (("download", "UD-Q2_K_XL"), 2, "quant-not-there", "UD-IQ1_M"),
+        (("download", "UD-IQ1_M", "--limit-rate", "50M"), 2, "ambiguous-size", "50MB"),
+        (("download", "UD-IQ1_M", "--revision", "nope"), 2, "unknown-revision", "commits"),
+        (("verify", "UD-IQ1_M"), 2, "not-downloaded", "kimigguf download UD-IQ1_M"),
+        (("verify", "/does/not/exist"), 2, "unknown-quant", "UD-"),
+        (("remove", "--yes", "UD-IQ1_M"), 2, "not-downloaded", "kimigguf download"),
+    ],
+)
+def test_bad_input_is_answered_with_what_to_do(
+    house: House, arguments: tuple[str, ...], exit_code: int, code: str, word: str
+) -> None:
+    error = house.error(*arguments, code=exit_code)
+    assert error["code"] == code
+    assert word in f"{error['message']} {error['cause']} {error['hint']}"
+
+
+def test_no_hub_says_what_works_without_one(house: House) -> None:
+    house.environ["HF_ENDPOINT"] = "http://127.0.0.1:9"
+    error = house.error("download", "UD-IQ1_M", code=4)
+    assert error["code"] == "hub-unreachable"
+    assert "kimigguf list" in error["hint"]
+
+
+def test_offline_uses_what_is_whole_and_asks_nobody(house: House) -> None:
+    house.environ["HF_HUB_OFFLINE"] = "1"
+    assert house.error("download", "UD-IQ1_M", code=4)["code"] == "offline"
+    del house.environ["HF_HUB_OFFLINE"]
+    house.json("download", "UD-IQ1_M")
+    house.environ["HF_HUB_OFFLINE"] = "1"
+    before = len(house.hub.requests)
+    assert house.json("download", "UD-IQ1_M")["state"] == "whole"
+    (house.folder / names(house)[0]).unlink()
+    assert house.error("download", "UD-IQ1_M", code=4)["code"] == "offline"
+    assert len(house.hub.requests) == before
+
+
+def test_the_token_reaches_the_hub_alone(house: House) -> None:
+    secret = "hf_a_secret_of_this_test"
+    house.hub.token = secret
+    error = house.error("download", "UD-IQ1_M", code=4)
+    assert error["code"] == "gated"
+    house.environ["HF_TOKEN"] = secret
+    assert house("download", "UD-IQ1_M", "--json") == 0
+    assert secret not in house.out + house.err
+    assert {request.authorization for request in house.hub.requests if request.host == "cdn"} == {None}
+    for place in (house.models, Path(house.environ["XDG_CACHE_HOME"])):
+        for path in place.rglob("*"):
+            assert path.is_dir() or secret.encode() not in path.read_bytes(), path
+    house.hub.faults = always(Fault(kind=Kind.GARBAGE))
+    (house.folder / names(house)[1]).unlink()
+    assert house("download", "UD-IQ1_M") == 5
+    assert secret not in house.out + house.err
+
+
+def test_ctrl_c_exits_with_130_and_leaves_nothing_that_looks_whole(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from kimigguf.download import fetch
+
+    def interrupted(_self: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(fetch._Transfer, "_report", interrupted)
+    house.hub.bytes_per_second = 1_000_000
+    assert house("download", "UD-IQ1_M") == 130
+    monkeypatch.undo()
+    house.hub.bytes_per_second = None
+    for path in house.models.rglob("*.gguf"):
+        assert path.read_bytes() == (house.root / REPOSITORY / "UD-IQ1_M" / path.name).read_bytes()
+    assert house.json("list")["sets"][0]["state"] == "partial"
+    assert house.json("download", "UD-IQ1_M")["state"] == "whole"
+
+
+def test_verify_names_the_bad_shard_and_repair_mends_it(house: House) -> None:
+    house.json("download", "UD-IQ1_M")
+    bad, gone = names(house)[1], names(house)[2]
+    path = house.folder / bad
+    stat = path.stat()
+    data = bytearray(path.read_bytes())
+    data[-5] ^= 1
+    path.write_bytes(data)
+    os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    (house.folder / gone).unlink()
+    answer = house.json("verify", "UD-IQ1_M", code=5)
+    verdicts = {file["name"]: file["verdict"] for file in answer["files"]}
+    assert (verdicts[bad], verdicts[gone]) == ("damaged", "missing")
+    assert list(verdicts.values()).count("ok") == len(verdicts) - 2
+    assert answer["good"] is False
+    assert house("verify", str(path)) == 5
+    assert f"damaged    {bad}" in house.out
+    house.hub.requests.clear()
+    answer = house.json("repair", "UD-IQ1_M")
+    assert answer["state"] == "whole"
+    assert [file["name"] for file in answer["repaired"]] == [bad, gone]
+    assert {Path(str(request.file)).name for request in house.hub.gets()} == {bad, gone}
+    assert house.json("verify", "UD-IQ1_M")["good"] is True
+    assert house.json("verify", "UD-IQ1_M", "--quick")["hashed_bytes"] == 0
+
+
+def test_verify_of_a_foreign_set_holds_it_against_itself(house: House, tiny: Callable[[str], Path]) -> None:
+    answer = house.json("verify", str(sorted(tiny("UD-IQ1_S").iterdir())[1]))
+    assert {file["verdict"] for file in answer["files"]} == {"unknown"}
+    assert all(len(file["sha256"]) == 64 for file in answer["files"])
+
+
+def test_list_tells_whole_partial_and_foreign_apart_and_where_the_hub_has_moved(house: House) -> None:
+    house.json("download", "UD-IQ1_M")
+    foreign = house.models / "mine"
+    foreign.mkdir()
+    (foreign / "other.gguf").write_bytes(b"GGUF")
+    house.hub.add_commit(NEWER, house.root)
+    first, second = house.json("list", "--newest")["sets"]
+    assert (first["quant"], first["state"], first["commit"], first["newest_commit"]) == (
+        "UD-IQ1_M",
+        "whole",
+        PINNED,
+        NEWER,
+    )
+    assert (second["state"], second["newest_commit"]) == ("foreign", None)
+    (house.folder / names(house)[1]).unlink()
+    assert house.json("list")["sets"][0]["state"] == "partial"
+    assert house("list", "--newest") == 0
+    assert "ffffffffffff" in house.out
+    assert "partial" in house.out
+
+
+def test_a_newer_revision_shares_what_is_unchanged_and_replaces_the_old_one_when_verified(
+    house: House, tmp_path: Path
+) -> None:
+    house.json("download", "UD-IQ1_M")
+    newer = tmp_path / "newer"
+    shutil.copytree(house.root, newer)
+    changed = names(house)[1]
+    path = newer / REPOSITORY / "UD-IQ1_M" / changed
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    house.hub.add_commit(NEWER, newer)
+    house.hub.requests.clear()
+    answer = house.json("download", "UD-IQ1_M", "--revision", "main")
+    assert (answer["commit"], answer["state"]) == (NEWER, "whole")
+    weights = {Path(str(request.file)).name for request in house.hub.gets() if (request.range or (0, 0))[0] > 0}
+    assert weights <= {changed}
+    assert not house.folder.exists()
+    house.json("download", "UD-IQ1_M", "--keep-previous")
+    assert {found["commit"] for found in house.json("list")["sets"]} == {PINNED, NEWER}
+
+
+def test_a_newer_revision_that_fails_leaves_the_old_one_whole(house: House, tmp_path: Path) -> None:
+    house.json("download", "UD-IQ1_M")
+    newer = tmp_path / "newer"
+    shutil.copytree(house.root, newer)
+    path = newer / REPOSITORY / "UD-IQ1_M" / names(house)[1]
+    path.write_bytes(path.read_bytes()[:-1] + b"\x55")
+    house.hub.add_commit(NEWER, newer)
+    house.hub.faults = always(Fault(kind=Kind.GARBAGE), file=names(house)[1])
+    house.error("download", "UD-IQ1_M", "--revision", "main", code=5)
+    states = {found["commit"]: found["state"] for found in house.json("list")["sets"]}
+    assert states[PINNED] == "whole"
+
+
+def test_remove_deletes_ours_shows_what_goes_and_asks(house: House) -> None:
+    house.json("download", "UD-IQ1_M")
+    (house.folder / "notes.txt").write_text("mine")
+    assert house.error("remove", "UD-IQ1_M", code=2)["code"] == "not-confirmed"
+    assert (house.folder / names(house)[0]).exists()
+    assert house("remove", "--yes", "UD-IQ1_M") == 0
+    assert str(house.folder) in house.err
+    assert "notes.txt is not ours" in house.err
+    assert [path.name for path in house.folder.iterdir()] == ["notes.txt"]
+
+
+def test_remove_by_folder_takes_that_revision_only_and_never_what_is_foreign(
+    house: House, tiny: Callable[[str], Path], tmp_path: Path
+) -> None:
+    house.json("download", "UD-IQ1_M")
+    house.hub.add_commit(NEWER, house.root)
+    house.json("download", "UD-IQ1_M", "--revision", "main", "--keep-previous")
+    assert house.json("remove", "--yes", str(house.folder))["removed"][0]["folder"] == str(house.folder)
+    assert [found["commit"] for found in house.json("list")["sets"]] == [NEWER]
+    theirs = tmp_path / "theirs"
+    shutil.copytree(tiny("UD-IQ1_S"), theirs)
+    assert house.error("remove", "--yes", str(theirs), code=2)["code"] == "foreign-set"
+    assert list(theirs.iterdir())
+
+
+def test_import_takes_shards_from_elsewhere_and_download_fetches_only_the_rest(house: House, tmp_path: Path) -> None:
+    place = tmp_path / "theirs"
+    shutil.copytree(house.root / REPOSITORY / "UD-IQ1_M", place)
+    (place / names(house)[2]).unlink()
+    answer = house.json("import", str(place), code=1)
+    assert answer["state"] == "partial"
+    assert [file["how"] is not None for file in answer["imported"]].count(False) == 1
+    house.hub.requests.clear()
+    assert house.json("download", "UD-IQ1_M")["state"] == "whole"
+    assert len(list(place.iterdir())) == len(names(house)) - 1
+    assert house.error("import", str(tmp_path / "cache"), code=2)["code"] == "which-quant"
