@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from threading import Event as Flag
-from typing import Final
+from typing import BinaryIO, Final
 
 import httpx
 
@@ -134,12 +134,11 @@ def _bring(session: Session, file: SourceFile, digest: str, listen: Listener, li
 
 
 def _send(session: Session, file: SourceFile, digest: str, listen: Listener) -> Blob:
+    headers = {"Content-Length": str(file.size_bytes), "Content-Type": "application/octet-stream"}
     try:
-        reply = session.blobs.post(
-            f"/api/blobs/{digest}",
-            content=_pieces(file, listen),
-            headers={"Content-Length": str(file.size_bytes), "Content-Type": "application/octet-stream"},
-        )
+        with file.path.open("rb") as stream:  # closed here, whatever becomes of the generator that reads it
+            content = _pieces(stream, file, listen)
+            reply = session.blobs.post(f"/api/blobs/{digest}", content=content, headers=headers)
     except httpx.HTTPError as error:
         raise lost(session.server, error) from error
     except OSError as error:
@@ -159,10 +158,9 @@ def _refused(session: Session, file: SourceFile, reply: httpx.Response) -> Kimig
     return refusal(session.server, text, reply.status_code)
 
 
-def _pieces(file: SourceFile, listen: Listener) -> Iterator[bytes]:
+def _pieces(stream: BinaryIO, file: SourceFile, listen: Listener) -> Iterator[bytes]:
     done = 0
-    with file.path.open("rb") as stream:
-        while piece := stream.read(_PIECE):
-            yield piece
-            done += len(piece)
-            listen(Advance(activity="send", item=file.name, done_bytes=done, total_bytes=file.size_bytes))
+    while piece := stream.read(_PIECE):
+        yield piece
+        done += len(piece)
+        listen(Advance(activity="send", item=file.name, done_bytes=done, total_bytes=file.size_bytes))
