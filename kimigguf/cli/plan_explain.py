@@ -62,8 +62,8 @@ def _split(answer: "Answer") -> str:
     if held - left < experts:
         return text + (
             f"What room was left took {memory(held - left)} of experts; the other {memory(experts - held + left)} stay"
-            " in RAM, where a token reads only those it is routed to. They are not repacked, so the system may drop their"
-            " pages and read them again from the file."
+            " in RAM, where a token reads only those it is routed to. They are not repacked, so the system may drop"
+            " their pages and read them again from the file."
         )
     return text + "All experts have room there too, so nothing but the token embedding is read from RAM."
 

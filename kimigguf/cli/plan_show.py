@@ -203,7 +203,7 @@ def _ledger_table(answer: "Answer") -> "Table":
         Component.RECURRENT_STATE: "state",
         Component.COMPUTE: "compute",
     }
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1), collapse_padding=True)
     table.add_column("GiB", no_wrap=True)
     for name in (*kinds.values(), "beside", "total"):
         table.add_column(name, justify="right", no_wrap=True)
