@@ -1,29 +1,15 @@
 """Kimi K3's tensors by its published shapes, so that a quant's memory is known before a header is at hand."""
 
-import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from kimigguf.errors import UsageError
+from kimigguf.gguf_file.types import TENSOR_TYPES, tensor_bytes
 
 ARCHITECTURE: Final = "kimi-k3"
 
-BLOCKS: Final[Mapping[str, tuple[int, int, int]]] = {
-    # name: number in the file, weights per block, bytes per block (ggml's type traits)
-    "F32": (0, 1, 4),
-    "F16": (1, 1, 2),
-    "Q4_0": (2, 32, 18),
-    "Q8_0": (8, 32, 34),
-    "Q2_K": (10, 256, 84),
-    "Q4_K": (12, 256, 144),
-    "IQ2_XXS": (16, 256, 66),
-    "IQ3_XXS": (18, 256, 98),
-    "IQ1_S": (19, 256, 50),
-    "IQ1_M": (29, 256, 56),
-    "BF16": (30, 1, 2),
-    "MXFP4": (39, 32, 17),
-}
+_TYPES: Final = {kind.name: number for number, kind in TENSOR_TYPES.items()}
 _HEADER_BYTES: Final = 7_200_000
 """What a set holds beside tensors: the tokenizer in the first shard (6.9 MB) and the tensor tables of the others."""
 _TOLERANCE_BYTES: Final = 160 << 20
@@ -59,18 +45,17 @@ def tensor_table(
     experts = [name for name, _, kind in shapes if kind is None]
     rest = size_bytes - _HEADER_BYTES - sum(trunk.values())
     total = rest if abs(rest - expert_bytes) < _TOLERANCE_BYTES else expert_bytes
-    number = BLOCKS[expert_type][0] if expert_type is not None and expert_type in BLOCKS else None
+    number = _TYPES.get(expert_type or "")
     return tuple(
         Row(name=name, shape=shape, ggml_type=number, size=total // len(experts))
         if kind is None
-        else Row(name=name, shape=shape, ggml_type=BLOCKS[kind][0], size=trunk[name])
+        else Row(name=name, shape=shape, ggml_type=_TYPES[kind], size=trunk[name])
         for name, shape, kind in shapes
     )
 
 
 def _size(shape: tuple[int, ...], kind: str) -> int:
-    _, block, block_bytes = BLOCKS[kind]
-    return math.prod(shape) // block * block_bytes
+    return tensor_bytes(_TYPES[kind], shape) or 0
 
 
 def _shapes(metadata: Mapping[str, object], trunk: str) -> Iterator[tuple[str, tuple[int, ...], str | None]]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
+from kimigguf.gguf_file.types import type_name
 from kimigguf.memory.compute import compute_bytes
 from kimigguf.memory.layout import HOST, Layout
 from kimigguf.memory.model import Layer, ModelSpec, Part, Source
@@ -83,7 +84,7 @@ def ledger(spec: ModelSpec, settings: Settings, layout: Layout) -> Ledger:
     return Ledger(
         devices=layout.devices,
         rows=(
-            *_weights(spec, layout),
+            *_weights(spec, settings, layout),
             *_context(spec, settings, layout),
             *_compute(spec, settings, layout),
             *_beside(spec, settings, layout),
@@ -91,7 +92,37 @@ def ledger(spec: ModelSpec, settings: Settings, layout: Layout) -> Ledger:
     )
 
 
-def _weights(spec: ModelSpec, layout: Layout) -> Iterator[Row]:
+_REPACKABLE: Final = frozenset({"Q4_0", "Q4_K", "IQ4_NL", "MXFP4"})
+"""Types that llama.cpp's CPU backend rearranges on AVX2 (``ggml_repack_get_optimal_repack_type``). AVX-512 adds Q2_K,
+ARM most others."""
+_REPACK_ROWS: Final = 8
+"""Rows that are interleaved; a matrix whose rows are no multiple of it stays as it is."""
+
+
+def _weights(spec: ModelSpec, settings: Settings, layout: Layout) -> Iterator[Row]:
+    sums = _weight_sums(spec, layout)
+    repacked = 0
+    if settings.repack:
+        for component, size in _repacked(spec, layout):
+            sums[HOST, component] -= size
+            repacked += size
+    for device in (*range(len(layout.devices)), HOST):
+        for component in (Component.EMBEDDING, Component.HEAD, Component.TRUNK, Component.EXPERTS):
+            if total := sums.get((device, component)):
+                yield Row(component=component, device=device, size_bytes=total, source=spec.source, column=Column.MODEL)
+    if repacked:
+        yield Row(
+            component=Component.REPACKED,
+            device=HOST,
+            size_bytes=repacked,
+            source=spec.source,
+            column=Column.BESIDE,
+            note="copied out of the files, and left out of the engine's report; --no-repack keeps them in the page cache",
+        )
+
+
+def _weight_sums(spec: ModelSpec, layout: Layout) -> defaultdict[tuple[int | None, Component], int]:
+    """Bytes by place and component."""
     sums: defaultdict[tuple[int | None, Component], int] = defaultdict(int)
     sums[HOST, Component.EMBEDDING] = spec.embedding_bytes
     sums[layout.head, Component.HEAD] = spec.head_bytes
@@ -100,17 +131,29 @@ def _weights(spec: ModelSpec, layout: Layout) -> Iterator[Row]:
     for layer, place in zip(spec.layers, layout.layers, strict=True):
         sums[place.trunk, Component.TRUNK] += layer.trunk_bytes
         sums[place.experts, Component.EXPERTS] += layer.expert_bytes
-    if layout.moved:
-        moved = dict(layout.moved)
-        for weight in spec.weights:
-            if weight.name in moved:
-                component, usual = _usual(weight.part, weight.layer, layout)
-                sums[usual, component] -= weight.size_bytes
-                sums[moved[weight.name], component] += weight.size_bytes
-    for device in (*range(len(layout.devices)), HOST):
-        for component in (Component.EMBEDDING, Component.HEAD, Component.TRUNK, Component.EXPERTS):
-            if size := sums.get((device, component)):
-                yield Row(component=component, device=device, size_bytes=size, source=spec.source, column=Column.MODEL)
+    moved = dict(layout.moved)
+    for weight in spec.weights if moved else ():
+        if weight.name in moved:
+            component, usual = _usual(weight.part, weight.layer, layout)
+            sums[usual, component] -= weight.size_bytes
+            sums[moved[weight.name], component] += weight.size_bytes
+    return sums
+
+
+def _repacked(spec: ModelSpec, layout: Layout) -> Iterator[tuple[Component, int]]:
+    """Component and bytes of each host matrix that the engine copies into a layout of its own."""
+    moved = dict(layout.moved)
+    for weight in spec.weights:
+        if weight.ggml_type is None or weight.part is Part.EMBEDDING or type_name(weight.ggml_type) not in _REPACKABLE:
+            continue
+        component, usual = _usual(weight.part, weight.layer, layout)
+        dimensions = 3 if weight.part is Part.EXPERTS else 2
+        if (
+            moved.get(weight.name, usual) is HOST
+            and len(weight.shape) == dimensions
+            and weight.shape[1] % _REPACK_ROWS == 0
+        ):
+            yield component, weight.size_bytes
 
 
 def _usual(part: Part, layer: int | None, layout: Layout) -> tuple[Component, int | None]:
@@ -178,9 +221,17 @@ def _compute(spec: ModelSpec, settings: Settings, layout: Layout) -> Iterator[Ro
 def _beside(spec: ModelSpec, settings: Settings, layout: Layout) -> Iterator[Row]:
     """What the engine's own accounting leaves out."""
     state = sum(layer.state_bytes or 0 for layer in spec.layers)
-    rows = [
-        (Component.CHECKPOINTS, HOST, state * settings.checkpoints * settings.slots, spec.source, None),
-        (Component.PROMPT_CACHE, HOST, settings.prompt_cache_bytes, Source.ASSUMED, "a cap; filled as it is used"),
+    each = f"{settings.checkpoints} x {settings.slots} slots, made as a conversation grows"
+    cap = "a cap, filled as it is used" if settings.prompt_cache_is_capped else "--cache-ram -1 sets no limit"
+    rows: list[tuple[Component, int | None, int | None, Source, str | None]] = [
+        (Component.CHECKPOINTS, HOST, state * settings.checkpoints * settings.slots, spec.source, each),
+        (
+            Component.PROMPT_CACHE,
+            HOST,
+            settings.prompt_cache_bytes if settings.prompt_cache_is_capped else None,
+            Source.ASSUMED,
+            cap,
+        ),
         (Component.PROJECTOR, 0 if layout.devices else HOST, settings.projector_bytes, Source.HEADER, None),
     ]
     rows += [
@@ -188,7 +239,7 @@ def _beside(spec: ModelSpec, settings: Settings, layout: Layout) -> Iterator[Row
         for device in range(len(layout.devices))
     ]
     for component, device, size, source, note in rows:
-        if size:
+        if size != 0:
             yield Row(
                 component=component, device=device, size_bytes=size, source=source, column=Column.BESIDE, note=note
             )
