@@ -408,37 +408,21 @@ def read_header(path: Path) -> Header:
     Raises:
         IntegrityError: As ``HeaderReader.feed`` and ``check_size``; ``empty-file``, ``missing-file``, ``unreadable``.
     """
-    return read_prefix(path)[0]
-
-
-def read_prefix(path: Path) -> tuple[Header, bytes, int]:
-    """The header of a file, the bytes up to its data section, and the file's size in bytes.
-
-    Raises:
-        IntegrityError: As ``read_header``.
-    """
     try:
-        with path.open("rb") as stream:
+        with path.open("rb", buffering=0) as stream:
             size = os.fstat(stream.fileno()).st_size
-            header, data = read_from(
-                lambda start, count: _pread(stream.fileno(), start, count), size_bytes=size, name=str(path)
-            )
+            # Pieces are asked for in order, so the position of the stream is always the right one.
+            return read_from(lambda _start, count: stream.read(count) or b"", size_bytes=size, name=str(path))
     except FileNotFoundError as error:
         raise IntegrityError(f"{path} is missing", code="missing-file") from error
     except OSError as error:
         raise IntegrityError(f"{path} cannot be read", code="unreadable", cause=error.strerror) from error
-    return header, data, size
-
-
-def _pread(descriptor: int, start: int, count: int) -> bytes:
-    os.lseek(descriptor, start, os.SEEK_SET)
-    return os.read(descriptor, count)
 
 
 def read_from(
     fetch: Callable[[int, int], bytes], *, size_bytes: int, name: str, step_bytes: int = _READ_BYTES
-) -> tuple[Header, bytes]:
-    """A header from wherever ``fetch(start, count)`` gets bytes, and those bytes up to its data section.
+) -> Header:
+    """A header from wherever ``fetch(start, count)`` gets bytes; it is asked for one piece after the other.
 
     Raises:
         IntegrityError: As ``read_header``, but for the file system's own.
@@ -454,4 +438,4 @@ def read_from(
             raise IntegrityError(f"{name} ended at byte {have} while it was read", code="header-cut")
         answer = reader.feed(piece)
     check_size(answer, size_bytes, name=name)
-    return answer, bytes(reader.data[: answer.data_offset])
+    return answer
