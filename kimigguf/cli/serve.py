@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kimigguf.cli.app import App
+from kimigguf.cli.models_option import models_option
 from kimigguf.cli.show import output_options
 from kimigguf.errors import ExitCode, UsageError
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
 @click.command("serve", short_help="Serve a quant on an OpenAI-compatible endpoint.")
 @click.argument("target", metavar="QUANT|PATH", required=False)
+@click.argument("extra", metavar="[-- ENGINE ARGUMENTS]", nargs=-1, type=click.UNPROCESSED)
 @click.option(
     "--plan",
     "plan_path",
@@ -31,10 +33,19 @@ if TYPE_CHECKING:
 @click.option("--effort", metavar="LEVEL", help="Default thinking effort: low, high or max.")
 @click.option("--agent", is_flag=True, help="Sampling for agents (top_p 1.0).")
 @click.option("--alias", help="The model's name for clients.  [default: kimi-k3]")
-@click.option("--models-dir", type=click.Path(path_type=Path), help="Where quants lie.")
+@models_option
 @click.option("--no-download", is_flag=True, help="Use only what is on this machine.")
 @click.option("--api-key-file", type=click.Path(path_type=Path), help="A file of API keys, one a line.")
 @click.option("--no-selftest", is_flag=True, help="Say ready as soon as the model is loaded.")
+@click.option(
+    "--stall-timeout",
+    type=click.IntRange(min=1),
+    default=300,
+    show_default=True,
+    metavar="SECONDS",
+    help="Say so when a load has not advanced for this long. It is never stopped for that.",
+)
+@click.option("--explain", is_flag=True, help="Show every setting an engine is given, with its reason, and stop.")
 @click.option("--dry-run", is_flag=True, help="Stop before the start; show the checks and the command.")
 @output_options
 @click.pass_obj
@@ -49,11 +60,22 @@ def command(app: App, /, **options: Any) -> int:  # noqa: ANN401 -- click's pars
       kimigguf serve UD-IQ1_M
       kimigguf serve /models/Kimi-K3-UD-IQ1_M-00001-of-00015.gguf --port 9000
       kimigguf plan UD-IQ1_M --json > plan.json; kimigguf serve --plan plan.json
+      kimigguf serve UD-IQ1_M -- --threads 64 --numa distribute
     """  # noqa: D301 -- \b is click's marker for text that must not be wrapped
-    from kimigguf.cli.serve_show import preflight_record, ready_record, show_misfit, show_preflight, show_ready
+    from kimigguf.cli.serve_show import (
+        preflight_record,
+        ready_record,
+        show_misfit,
+        show_preflight,
+        show_ready,
+        show_settings,
+    )
     from kimigguf.engines.session import prepare_session, start
     from kimigguf.placement.place import Shortfall
 
+    if options.pop("explain"):
+        return show_settings(app.show, app.environ)
+    stall_seconds = options.pop("stall_timeout")
     request = _request(options)
     if hasattr(signal, "SIGHUP"):
         # A closed terminal is a Ctrl-C: the same clean-up runs.
@@ -67,7 +89,7 @@ def command(app: App, /, **options: Any) -> int:  # noqa: ANN401 -- click's pars
         return ExitCode.ANSWERED_NO if prepared.blocked else ExitCode.DONE
     with start(prepared) as session:
         with app.show.progress() as listen:
-            session.wait_ready(listen, test=not request.no_selftest)
+            session.wait_ready(listen, test=not request.no_selftest, stall_seconds=stall_seconds)
         app.show.answer(ready_record(session), lambda console: show_ready(console, session))
         session.server.wait()
     return ExitCode.DONE
@@ -76,7 +98,10 @@ def command(app: App, /, **options: Any) -> int:  # noqa: ANN401 -- click's pars
 def _request(options: dict[str, Any]) -> "Request":
     from kimigguf.engines.session import Request
 
-    plan_path, target = options["plan_path"], options["target"]
+    plan_path, target, extra = options["plan_path"], options["target"], options["extra"]
+    if plan_path is not None and target is not None and target.startswith("-"):
+        # With --plan there is no target, so what stands after -- begins one place earlier.
+        target, extra = None, (target, *extra)
     if (plan_path is None) == (target is None):
         raise UsageError(
             "name what to serve: a quant, a path, or a plan with --plan",
@@ -89,4 +114,4 @@ def _request(options: dict[str, Any]) -> "Request":
             code="plan-and-settings",
             hint="make the plan with the context you want: kimigguf plan QUANT --context N --json > plan.json",
         )
-    return Request(**options)
+    return Request(**options | {"target": target, "extra": tuple(extra)})

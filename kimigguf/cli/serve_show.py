@@ -1,6 +1,7 @@
 """What ``serve`` shows: checks before a start, how to reach a ready server, and why something does not fit."""
 
 import shlex
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from kimigguf.cli.show import Show
@@ -8,8 +9,6 @@ from kimigguf.errors import ExitCode
 from kimigguf.units import duration, memory
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from rich.console import Console
 
     from kimigguf.engines.evidence import Check
@@ -117,7 +116,7 @@ def show_ready(console: "Console", session: "Session") -> None:
         console.print(line, markup=False, soft_wrap=True)
 
 
-def _show_checks(console: "Console", checks: "Iterable[Check]") -> None:
+def _show_checks(console: "Console", checks: Iterable["Check"]) -> None:
     from rich.text import Text
 
     colours = {"passed": "green", "failed": "red", "unknown": "yellow"}
@@ -164,6 +163,43 @@ def _snippet(base_url: str, model: str, *, needs_key: bool) -> tuple[str, ...]:
         "messages.append(reply.model_dump(exclude_none=True))  # with reasoning_content and tool_calls",
         'messages.append({"role": "user", "content": "And now?"})',
     )
+
+
+def show_settings(show: Show, environ: Mapping[str, str]) -> int:
+    """Every setting that a Kimi K3 engine is given by default, with its reason and where that comes from."""
+    from kimigguf.engines.command import setting_values
+    from kimigguf.engines.serving import DEFAULT, load_serving
+    from kimigguf.memory.settings import Settings
+
+    profile = load_serving(DEFAULT, environ)
+    pairs = list(zip(profile.settings, setting_values(profile, Settings()), strict=True))
+    data = {
+        "schema": "kimigguf.settings/1",
+        "profile": profile.name,
+        "alias": profile.alias,
+        "effort": profile.effort,
+        "settings": [
+            {
+                "name": setting.name,
+                "flag": setting.flag,
+                "value": value,
+                "agent": setting.agent,
+                "from_plan": setting.from_plan,
+                "reason": setting.reason,
+                "source": setting.source,
+            }
+            for setting, value in pairs
+        ],
+    }
+
+    def human(console: "Console") -> None:
+        for setting, value in pairs:
+            planned = "  (the plan's)" if setting.from_plan else ""
+            console.print(f"{setting.flag} {value}{planned}", style="bold", markup=False)
+            console.print(f"    {setting.reason} [{setting.source}]", markup=False)
+
+    show.answer(data, human)
+    return ExitCode.DONE
 
 
 def show_misfit(show: Show, shortfall: "Shortfall") -> int:

@@ -155,7 +155,7 @@ _SYMPTOMS: Final = (
 _SIGNALS: Final[Mapping[int, Diagnosis]] = {
     signal.SIGKILL: Diagnosis(
         code="killed",
-        message="the engine was killed; the system does that when memory runs out",
+        message="the engine was killed from outside; the system does that when memory runs out",
         hint="see the kernel's log (dmesg | grep -i 'out of memory'), then plan with less: kimigguf plan QUANT",
         may_pass=False,
     ),
@@ -206,13 +206,18 @@ def _bare(line: str) -> str:
     return re.sub(r"^[\d.]+ [A-Z] +", "", line)[:400]
 
 
-def server_error(log: str, how: Exit, *, log_path: str | None, while_doing: str) -> ServerError:
-    """The failure as a user meets it: what happened, the line that matters, what to do, where the log is."""
+def server_error(
+    log: str, how: Exit, *, log_path: str | None, while_doing: str, evidence: str | None = None
+) -> ServerError:
+    """The failure as a user meets it: what happened, the line that matters, what to do, where the log is.
+
+    ``evidence`` is what is known besides the log, such as the kernel's count of kills.
+    """
     found = diagnose(log, how)
     where = f"; the log: {log_path}" if log_path else ""
     return ServerError(
         f"{found.message} (while {while_doing}; {how})",
         code=found.code,
-        cause=found.line,
+        cause="; ".join(filter(None, (evidence, found.line))) or None,
         hint=found.hint + where,
     )

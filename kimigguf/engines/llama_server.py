@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import signal
 import socket
 import time
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from typing import Final, Self
 
 from kimigguf.engines.command import Command
 from kimigguf.engines.diagnose import server_error
+from kimigguf.engines.oom import explain, read_kills
 from kimigguf.engines.progress import Activity, read_activity
 from kimigguf.engines.supervise import Child, State
 from kimigguf.errors import MachineError, ServerError
@@ -92,6 +94,7 @@ class Server:
         self._child = child
         self._total_bytes = total_bytes
         self._key = key
+        self._kills = read_kills()
         self.address = address
         self.alias = alias
         self.state = State.STARTING
@@ -196,7 +199,9 @@ class Server:
 
     def _failure(self, doing: str) -> ServerError:
         how = self._child.stop(0)
-        return server_error(self._child.log_tail(), how, log_path=str(self._child.log), while_doing=doing)
+        by_kernel = explain(self._kills, read_kills()) if how.signal_number == signal.SIGKILL else None
+        text, path = self._child.log_tail(), str(self._child.log)
+        return server_error(text, how, log_path=path, while_doing=doing, evidence=by_kernel)
 
     def stop(self) -> None:
         """End the engine and everything it started. Safe to call twice."""

@@ -17,8 +17,9 @@ from kimigguf.engines.discover import choose, known_flags
 from kimigguf.engines.engine import FoundEngine
 from kimigguf.engines.evidence import Check, State
 from kimigguf.engines.keys import read_keys
-from kimigguf.engines.llama_server import Address, Server, require_free
+from kimigguf.engines.llama_server import STALL_SECONDS, Address, Server, require_free
 from kimigguf.engines.loaded import compare_loaded
+from kimigguf.engines.passthrough import check_extra
 from kimigguf.engines.preflight import preflight
 from kimigguf.engines.report import Comparison
 from kimigguf.engines.selftest import Result, poster, selftest
@@ -37,7 +38,10 @@ from kimigguf.placement.plan_file import changes, load_plan, write_plan
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """What was asked for. Exactly one of ``target`` and ``plan_path`` is given. ``context_tokens`` None: default."""
+    """What was asked for. Exactly one of ``target`` and ``plan_path`` is given.
+
+    ``context_tokens`` None: the default. ``extra`` goes to llama-server as it is.
+    """
 
     target: str | None = None
     plan_path: Path | None = None
@@ -54,6 +58,7 @@ class Request:
     no_download: bool = False
     no_selftest: bool = False
     dry_run: bool = False
+    extra: tuple[str, ...] = ()
     api_key_file: Path | None = None
 
 
@@ -102,13 +107,13 @@ class Session:
         self.memory = Comparison(reason="not loaded yet")
         self.selftest: Result | None = None
 
-    def wait_ready(self, listen: Listener, *, test: bool = True) -> None:
+    def wait_ready(self, listen: Listener, *, test: bool = True, stall_seconds: float = STALL_SECONDS) -> None:
         """Wait until it answers, then hold it to its plan and, with ``test``, to what a server must do.
 
         Raises:
             ServerError: It died, or failed its self-test; with the reason.
         """
-        self.load_seconds = self.server.wait_ready(listen)
+        self.load_seconds = self.server.wait_ready(listen, stall_seconds=stall_seconds)
         plan, engine = self.prepared.plan, self.prepared.engine
         self.memory = compare_loaded(plan, self.server.log_text(), device_names(plan, engine))
         if not test:
@@ -168,6 +173,7 @@ def prepare_session(request: Request, environ: Mapping[str, str], listen: Listen
         agent=request.agent,
         plan_file=str(plan_file),
         known_flags=known_flags(engine, environ),
+        extra=check_extra(request.extra, engine.kind),
         environ=environ,
     )
     for sentence in _remarks(plan, run):

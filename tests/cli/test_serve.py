@@ -135,6 +135,28 @@ def test_a_plan_is_replayed_to_the_same_command(
     assert json.loads(capsys.readouterr().out)["command"] == first["command"]
 
 
+def test_arguments_for_the_engine_stand_last_and_dangerous_ones_are_refused(
+    capsys: pytest.CaptureFixture[str], environ: dict[str, str], tiny: Path
+) -> None:
+    port = str(free_port())
+    assert serve(environ, str(tiny), "--dry-run", "--port", port, "--", "--threads", "3") == 0
+    first = json.loads(capsys.readouterr().out)
+    assert first["command"][-2:] == ["--threads", "3"]
+    assert serve(environ, "--plan", first["plan_file"], "--dry-run", "--port", port, "--", "--threads", "3") == 0
+    assert json.loads(capsys.readouterr().out)["command"] == first["command"]
+    code, error = refused(capsys, environ, str(tiny), "--dry-run", "--port", port, "--", "-ngl", "99")
+    assert (code, error["code"]) == (2, "flag-undoes-plan")
+
+
+def test_explain_gives_every_setting_its_reason_without_a_model(capsys: pytest.CaptureFixture[str]) -> None:
+    assert serve({"PATH": ""}, "--explain") == 0
+    data = json.loads(capsys.readouterr().out)
+    by_flag = {setting["flag"]: setting for setting in data["settings"]}
+    assert by_flag["--cache-reuse"]["value"] == 0
+    assert "KDA" in by_flag["--cache-reuse"]["reason"]
+    assert all(setting["reason"] and setting["source"] for setting in data["settings"])
+
+
 def test_a_plan_for_other_files_is_stale(
     capsys: pytest.CaptureFixture[str], environ: dict[str, str], tiny: Path, tmp_path: Path
 ) -> None:
@@ -179,8 +201,8 @@ def test_an_engine_that_dies_at_once_is_a_server_error_with_its_last_line(
     broken = tmp_path / "broken" / "llama-server"
     broken.parent.mkdir()
     broken.write_text(
-        "#!/bin/sh\ncase \"$1\" in --version) echo 'version: 11434 (abc)' ;; --help) echo ;; "
-        "--list-devices) echo 'Available devices:' ;; *) echo '0.1 E cudaMalloc failed: out of memory'; exit 1 ;; esac\n"
+        "#!/bin/sh\ncase $1 in --version) echo 'version: 11434 (abc)';; --help) ;; --list-devices) echo 'Available "
+        "devices:';; *) echo '0.1 E cudaMalloc failed: out of memory'; exit 1;; esac\n"
     )
     broken.chmod(0o755)
     code, error = refused(

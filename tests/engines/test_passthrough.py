@@ -3,8 +3,8 @@
 import subprocess
 
 import pytest
-
 from fakes.engines import native_folder
+
 from kimigguf.engines.engine import EngineKind
 from kimigguf.engines.passthrough import _REASONS, check_extra
 from kimigguf.errors import UsageError
@@ -18,7 +18,8 @@ def test_harmless_arguments_are_handed_on_as_they_are(extra: tuple[str, ...]) ->
 
 
 @pytest.mark.parametrize(
-    "flag", ["-ngl", "--fit", "-ctk", "--cpu-moe", "-ot", "--cache-reuse", "--api-key", "--host", "--agent", "--ctx-size=9"]
+    "flag",
+    ["-ngl", "--fit", "-ctk", "--cpu-moe", "-ot", "--cache-reuse", "--api-key", "--host", "--agent", "--ctx-size=9"],
 )
 def test_an_argument_that_undoes_the_plan_is_refused_with_the_reason(flag: str) -> None:
     with pytest.raises(UsageError) as caught:
