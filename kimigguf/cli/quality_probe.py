@@ -24,7 +24,11 @@ from kimigguf.errors import ExitCode
 @click.option("--parallel", type=click.IntRange(1, 64), default=1, show_default=True, help="Questions at once per arm.")
 @click.option("--timeout", "timeout_seconds", type=click.FloatRange(min=0.1), default=600.0, show_default=True,
               help="Seconds of silence that end a call.")  # fmt: skip
-@click.option("--out", type=click.Path(path_type=Path), help="Folder for the calls; a run that stopped goes on there.")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    help="Folder for calls, report.json and report.html; a stopped run goes on.",
+)
 @output_options
 @click.pass_obj
 def command(
@@ -56,8 +60,9 @@ def command(
       kimigguf quality-probe --candidate :8080 --reference :8081 --suite mine.toml --json
     """  # noqa: D301 -- \b is click's marker for text that must not be wrapped
     from kimigguf.probe.client import Asker, Settings
+    from kimigguf.probe.page import page
     from kimigguf.probe.report import draw, record
-    from kimigguf.probe.run import Side, open_store, run
+    from kimigguf.probe.run import Side, open_store, run, write_reports
     from kimigguf.probe.score import score
     from kimigguf.probe.suites import load_suite
 
@@ -88,8 +93,13 @@ def command(
                 listen=listen,
             )
     scores = score(suite, calls, tolerance=tolerance)
+    answer = record(scores, left.endpoint, right.endpoint)
+    if out is not None:
+        html = page(scores, suite, calls, candidate=left.endpoint, reference=right.endpoint, settings=described)
+        write_reports(out, answer, html)
+        app.show.note(f"the report is in {out / 'report.html'}")
     app.show.answer(
-        record(scores, left.endpoint, right.endpoint),
+        answer,
         lambda console: draw(console, scores, left.endpoint, right.endpoint),
     )
     return ExitCode.ANSWERED_NO if scores.verdict == "worse" else ExitCode.DONE

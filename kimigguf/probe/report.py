@@ -12,7 +12,7 @@ from kimigguf.probe.score import ArmSummary, Metric, Scores
 if TYPE_CHECKING:
     from rich.console import Console
 
-_WORDS = {
+WORDS = {
     Verdict.SAME: "the same within noise",
     Verdict.WORSE: "worse",
     Verdict.BETTER: "better",
@@ -55,7 +55,7 @@ def sentence(metric: Metric) -> str:
     span = "" if found is None else f" ({_points(found.mean)} [{_points(found.low)}, {_points(found.high)}])"
     if metric.verdict is Verdict.NOT_ENOUGH and metric.more_needed is not None:
         return f"not enough samples{span}: about {metric.more_needed:,} more items would tell"
-    return _WORDS[metric.verdict] + span
+    return WORDS[metric.verdict] + span
 
 
 def _points(value: float) -> str:
@@ -93,17 +93,18 @@ def draw(console: "Console", scores: Scores, candidate: Endpoint, reference: End
     table.add_column("")
     for arm in scores.arms:
         table.add_column(arm.arm, justify="right")
-    for name, cells in _rows(scores).items():
+    for name, cells in arm_rows(scores).items():
         table.add_row(name, *cells)
     console.print(table)
     level = next((metric.difference.level for metric in scores.metrics if metric.difference), None)
     if level is not None:
         family = "95 % for all metrics together"
         console.print(f"differences are candidate less reference, with {level:.1%} intervals ({family})", markup=False)
-    console.print(Text.assemble(("verdict: ", "bold"), (_WORDS[scores.verdict], _COLOURS[scores.verdict])))
+    console.print(Text.assemble(("verdict: ", "bold"), (WORDS[scores.verdict], _COLOURS[scores.verdict])))
 
 
-def _rows(scores: Scores) -> Mapping[str, list[str]]:
+def arm_rows(scores: Scores) -> Mapping[str, list[str]]:
+    """What each arm did, as rows of words: one cell for each arm."""
     arms = scores.arms
 
     def number(value: float | None, form: str) -> str:

@@ -188,9 +188,7 @@ def open_store(folder: Path | None, settings: Mapping[str, Any]) -> Iterator[Sto
         calls = _read(folder / _CALLS)
         stream = (folder / _CALLS).open("a", encoding="utf-8")
     except OSError as error:
-        raise MachineError(
-            f"cannot write to {folder}", code="cannot-write", cause=error.strerror, hint="choose another --out DIR"
-        ) from error
+        raise _cannot_write(folder, error) from error
     with stream:
         yield Store(calls, stream)
 
@@ -231,3 +229,22 @@ def _read(path: Path) -> list[Call]:
 
 def _no_run(path: Path) -> UsageError:
     return UsageError(f"{path} is no record of this program", code="bad-run", hint="choose another --out DIR")
+
+
+def write_reports(folder: Path, answer: Mapping[str, Any], page: str) -> None:
+    """Put ``report.json`` and ``report.html`` beside the calls.
+
+    Raises:
+        MachineError: ``cannot-write``.
+    """
+    try:
+        (folder / "report.json").write_text(json.dumps(answer, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        (folder / "report.html").write_text(page, encoding="utf-8")
+    except OSError as error:
+        raise _cannot_write(folder, error) from error
+
+
+def _cannot_write(folder: Path, error: OSError) -> MachineError:
+    return MachineError(
+        f"cannot write to {folder}", code="cannot-write", cause=error.strerror, hint="choose another --out DIR"
+    )

@@ -1,0 +1,217 @@
+"""A comparison as one HTML page that needs nothing else: no network, no files beside it. Pure."""
+
+import difflib
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from html import escape
+from importlib.resources import files
+from string import Template
+from typing import Final
+
+from kimigguf import __version__
+from kimigguf.probe.calls import Arm, Call, Fault, Reply
+from kimigguf.probe.client import Endpoint
+from kimigguf.probe.intervals import Verdict
+from kimigguf.probe.report import WORDS, arm_rows, sentence
+from kimigguf.probe.score import ItemResult, Metric, Scores
+from kimigguf.probe.suites import Item, Suite
+
+_CLASSES: Final[Mapping[Verdict, str]] = {
+    Verdict.SAME: "same",
+    Verdict.BETTER: "better",
+    Verdict.WORSE: "worse",
+    Verdict.NOT_ENOUGH: "not-enough",
+    Verdict.UNKNOWN: "unknown",
+}
+_LONGEST_DIFF: Final = 4000
+"""Words in both answers together above which no word-by-word comparison is drawn: its cost grows with their product."""
+
+
+def page(
+    scores: Scores,
+    suite: Suite,
+    calls: Iterable[Call],
+    *,
+    candidate: Endpoint,
+    reference: Endpoint,
+    settings: Mapping[str, object],
+) -> str:
+    """The whole page. Everything that comes from an endpoint or a suite is escaped."""
+    template = Template(files("kimigguf.probe").joinpath("page.html").read_text(encoding="utf-8"))
+    level = next((metric.difference.level for metric in scores.metrics if metric.difference), None)
+    return template.substitute(
+        title=escape(f"Is {candidate.model} still {reference.model}?"),
+        sides=escape(f"{candidate.model} at {candidate.url}, judged by {reference.model} at {reference.url}"),
+        verdict=escape(f"Verdict: {WORDS[scores.verdict]}"),
+        verdict_class=_CLASSES[scores.verdict],
+        metrics=_metrics(scores),
+        forest=_forest(scores),
+        level="" if level is None else f"Bars are {level:.1%} intervals: 95 % for all metrics together.",
+        categories=_categories(scores.results),
+        arms=_table(
+            ["", *(arm.arm for arm in scores.arms)], [[name, *cells] for name, cells in arm_rows(scores).items()]
+        ),
+        items="\n".join(_items(scores, suite, calls)),
+        settings=_table(
+            ["", "value"],
+            [[name, str(value)] for name, value in {**settings, "kimigguf": __version__}.items()],
+        ),
+    )
+
+
+def _table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    head = "".join(f"<th>{escape(heading)}</th>" for heading in headings)
+    body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+    return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+
+
+def _percent(value: float | None) -> str:
+    return "unknown" if value is None else f"{value:.1%}"
+
+
+def _metrics(scores: Scores) -> str:
+    rows = "".join(
+        f"<tr><td>{escape(metric.name)}</td><td class=n>{_percent(metric.candidate)}</td>"
+        f"<td class=n>{_percent(metric.reference)}</td><td class=n>{_percent(metric.noise)}</td>"
+        f"<td class=n>{metric.items}</td>"
+        f'<td class="{_CLASSES[metric.verdict]}">{escape(sentence(metric))}</td></tr>'
+        for metric in scores.metrics
+    )
+    head = "<th></th><th class=n>candidate</th><th class=n>reference</th><th class=n>its own noise</th>"
+    head += "<th class=n>items</th><th>verdict</th>"
+    return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
+
+
+def _forest(scores: Scores) -> str:
+    """One bar a metric, on a scale that holds all of them and the tolerance."""
+    drawn = [metric for metric in scores.metrics if metric.difference is not None]
+    if not drawn:
+        return "<p>There are too few answers for any interval.</p>"
+    reach = max(scores.tolerance, *(max(abs(m.difference.low), abs(m.difference.high)) for m in drawn if m.difference))
+    reach = min(1.0, reach * 1.1)
+
+    def x(value: float) -> float:
+        return 320 + 300 * max(-1.0, min(1.0, value / reach))
+
+    height = 44 * len(drawn) + 34
+    left, right = x(-scores.tolerance), x(scores.tolerance)
+    parts = [
+        f'<svg viewBox="0 0 640 {height}" role="img" aria-label="differences with their intervals">',
+        f'<rect class="band" x="{left:.1f}" y="0" width="{right - left:.1f}" height="{height - 24}"/>',
+        f'<line class="zero" x1="320" y1="0" x2="320" y2="{height - 24}"/>',
+    ]
+    parts += [line for row, metric in enumerate(drawn) for line in _bar(metric, 44 * row, x)]
+    base = height - 24
+    parts.append(f'<line class="axis" x1="20" y1="{base}" x2="620" y2="{base}"/>')
+    for value, anchor in ((-reach, "start"), (0.0, "middle"), (reach, "end")):
+        parts.append(f'<text x="{x(value):.1f}" y="{base + 16}" text-anchor="{anchor}">{value:+.0%}</text>')
+    return "".join([*parts, "</svg>"])
+
+
+def _bar(metric: Metric, top: int, x: Callable[[float], float]) -> list[str]:
+    found = metric.difference
+    if found is None:
+        return []
+    y = top + 32
+    return [
+        f'<text x="20" y="{top + 16}">{escape(metric.name)}</text>',
+        f'<g class="{_CLASSES[metric.verdict]}">',
+        f'<line class="bar" x1="{x(found.low):.1f}" y1="{y}" x2="{x(found.high):.1f}" y2="{y}"/>',
+        f'<circle class="dot" cx="{x(found.mean):.1f}" cy="{y}" r="5"/></g>',
+    ]
+
+
+def _categories(results: Sequence[ItemResult]) -> str:
+    rows = []
+    for category in sorted({result.category for result in results}):
+        here = [result for result in results if result.category == category]
+        rows.append(
+            [
+                category,
+                _share([result.candidate_right for result in here]),
+                _share([result.reference_right for result in here]),
+                _share([result.same for result in here]),
+            ]
+        )
+    return _table(["category", "candidate right", "reference right", "same answer"], rows)
+
+
+def _share(values: Iterable[bool | None]) -> str:
+    known = [value for value in values if value is not None]
+    return f"{sum(known)} of {len(known)}" if known else "nothing to compare"
+
+
+def _items(scores: Scores, suite: Suite, calls: Iterable[Call]) -> Iterable[str]:
+    outcomes = {(call.item, call.repeat, call.arm): call.outcome for call in calls}
+    items = {item.id: item for item in suite.items}
+    for result in scores.results:
+        key = (result.item, result.repeat)
+        yield _item(items[result.item], result, {arm: outcomes.get((*key, arm)) for arm in Arm})
+
+
+def _item(item: Item, result: ItemResult, outcomes: Mapping[Arm, Reply | Fault | None]) -> str:
+    candidate, reference = outcomes[Arm.CANDIDATE], outcomes[Arm.REFERENCE]
+    marks = f"candidate {_MARKS[result.candidate_right]}, reference {_MARKS[result.reference_right]}"
+    question = "\n\n".join(f"{message.role}: {message.content}" for message in item.conversation)
+    round_text = f" #{result.repeat + 1}" if result.repeat else ""
+    left, right = _sides(candidate, reference)
+    return (
+        f'<details class="{" ".join(_tags(result))}"><summary>{escape(item.id)}{round_text} '
+        f'<span class="soft">{escape(item.category)} · {marks}</span></summary><div class="inside">'
+        f'<pre>{escape(question)}</pre><div class="pair"><div>{_caption("candidate", candidate)}<pre>{left}</pre></div>'
+        f"<div>{_caption('reference', reference)}<pre>{right}</pre></div></div></div></details>"
+    )
+
+
+_MARKS: Final[Mapping[bool | None, str]] = {
+    None: '<span class="unknown">not judged</span>',
+    True: '<span class="right">right</span>',
+    False: '<span class="wrong">wrong</span>',
+}
+
+
+def _tags(result: ItemResult) -> list[str]:
+    tags = []
+    if result.candidate_right is False:
+        tags.append("c-wrong")
+        if result.reference_right:
+            tags.append("lost")
+    if result.same is False:
+        tags.append("differs")
+    if result.same is None:
+        tags.append("none")
+    return tags
+
+
+def _caption(side: str, outcome: Reply | Fault | None) -> str:
+    text = "not asked"
+    if isinstance(outcome, Fault):
+        text = f"{outcome.kind} after {outcome.tries} tries"
+    elif outcome is not None:
+        tokens = "" if outcome.completion_tokens is None else f", {outcome.completion_tokens:,} tokens"
+        text = f"{outcome.shape}, finish reason {outcome.finish_reason}, {outcome.seconds:.1f} s{tokens}"
+    return f'<p class="soft">{side}: {escape(text)}</p>'
+
+
+def _sides(candidate: Reply | Fault | None, reference: Reply | Fault | None) -> tuple[str, str]:
+    """Both answers as HTML, what only one of them has marked."""
+    left, right = _text(candidate), _text(reference)
+    ours, theirs = re.findall(r"\s+|\S+", left), re.findall(r"\s+|\S+", right)
+    if left == right or len(ours) + len(theirs) > _LONGEST_DIFF:
+        return escape(left), escape(right)
+    marked_left, marked_right = [], []
+    for kind, a, b, c, d in difflib.SequenceMatcher(None, ours, theirs, autojunk=False).get_opcodes():
+        one, other = escape("".join(ours[a:b])), escape("".join(theirs[c:d]))
+        marked_left.append(one if kind == "equal" or not one else f"<del>{one}</del>")
+        marked_right.append(other if kind == "equal" or not other else f"<ins>{other}</ins>")
+    return "".join(marked_left), "".join(marked_right)
+
+
+def _text(outcome: Reply | Fault | None) -> str:
+    match outcome:
+        case None:
+            return ""
+        case Fault():
+            return outcome.text
+        case Reply():
+            return outcome.content or (f"(no content; it was thinking)\n{outcome.thinking}" if outcome.thinking else "")

@@ -1,0 +1,127 @@
+import html.parser
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from kimigguf.probe.calls import Arm, Call, Fault, FaultKind, Outcome, Reply
+from kimigguf.probe.client import Endpoint
+from kimigguf.probe.page import page
+from kimigguf.probe.score import score
+from kimigguf.probe.suites import Item, Number, Suite
+
+EVIL = '<script>alert(1)</script> & "quotes" </pre></details>'
+
+
+def reply(content: str) -> Reply:
+    return Reply(
+        content=content,
+        thinking="",
+        finish_reason="stop",
+        tool_calls=0,
+        prompt_tokens=5,
+        completion_tokens=11,
+        first_token_seconds=0.5,
+        seconds=1.5,
+        max_tokens=None,
+    )
+
+
+def made(count: int = 40, *, evil: str = "") -> str:
+    items = [Item(id=f"i{n}", prompt=f"{n}? {evil}", check=Number(value=n), category=f"c{n % 3}") for n in range(count)]
+    suite = Suite(name="sums", items=tuple(items), sha256="0" * 64)
+    fault = Fault(kind=FaultKind.RATE_LIMIT, status=429, text=f"slow down {evil}", tries=3)
+    calls = []
+    for n in range(count):
+        outcomes: dict[Arm, Outcome] = {
+            Arm.CANDIDATE: fault if n == 7 else reply(f"the answer {evil} is {n if n % 4 else 777}"),
+            Arm.REFERENCE: reply(f"it is {n}"),
+            Arm.REFERENCE_AGAIN: reply(f"it is {n}"),
+        }
+        calls += [Call(arm=arm, item=f"i{n}", repeat=0, outcome=outcome) for arm, outcome in outcomes.items()]
+    scores = score(suite, calls, tolerance=0.05)
+    return page(
+        scores,
+        suite,
+        calls,
+        candidate=Endpoint(role="candidate", url="http://127.0.0.1:8080/v1", model=f"kimi-k3 {evil}"),
+        reference=Endpoint(role="reference", url="https://api.example.org/v1", model="kimi-k3"),
+        settings={"suite_sha256": "0" * 64, "max_tokens": None},
+    )
+
+
+class Seen(html.parser.HTMLParser):
+    """Tags as a browser would see them, and whether they close in order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.counts: dict[str, int] = {}
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.counts[tag] = self.counts.get(tag, 0) + 1
+        if tag not in {"meta", "link", "input", "rect", "line", "circle"}:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.counts[tag] = self.counts.get(tag, 0) + 1
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def test_every_item_stands_on_the_page_with_both_answers() -> None:
+    seen = Seen()
+    text = made()
+    seen.feed(text)
+    assert seen.open == []
+    assert seen.counts["details"] == 40
+    assert seen.counts["circle"] == 3
+    assert "rate-limit after 3 tries" in text
+    assert "<del>the</del>" in text
+    assert "api.example.org" in text
+
+
+def test_nothing_that_an_endpoint_says_becomes_markup() -> None:
+    seen = Seen()
+    text = made(12, evil=EVIL)
+    seen.feed(text)
+    assert seen.counts["script"] == 1
+    assert seen.counts["details"] == 12
+    assert "<script>alert" not in text
+    assert "alert(1)" in text
+
+
+def test_the_page_asks_for_nothing_from_anywhere() -> None:
+    text = made(4)
+    assert "default-src 'none'" in text
+    assert re.findall(r"(?:src|href)\s*=\s*[\"']?(?!data:)[^\"' >]+", text) == []
+    assert "@import" not in text
+    assert "url(" not in text
+
+
+def test_a_page_without_any_interval_says_so() -> None:
+    assert "too few answers for any interval" in made(1)
+
+
+def browser() -> str:
+    found = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if found is None:
+        pytest.skip("no Chromium on this machine")
+    return found
+
+
+def test_a_browser_shows_it_without_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "report.html"
+    path.write_text(made(12, evil=EVIL), encoding="utf-8")
+    done = subprocess.run(
+        [
+            browser(), "--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--dump-dom",
+            "--enable-logging=stderr", f"--user-data-dir={tmp_path / 'profile'}", path.as_uri(),
+        ],
+        capture_output=True, text=True, timeout=60, check=True,
+    )  # fmt: skip
+    assert "12 of 12" in done.stdout  # the script ran
+    assert "CONSOLE" not in done.stderr
