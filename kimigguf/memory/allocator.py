@@ -85,7 +85,8 @@ class _Run:
         count = len(graph.operation)
         self.graph = graph
         self.sources = graph.sources
-        self.is_held = is_held
+        self.fixed = [held or root != NO_VIEW for held, root in zip(is_held, graph.view_of, strict=True)]
+        """Tensors that get no place of their own."""
         self.buffers = [Buffer() for _ in range(buffers)]
         self.children = [0] * count
         self.views = [0] * count
@@ -93,32 +94,36 @@ class _Run:
         """Buffer, start and size of each tensor that this run allocated and has not freed."""
 
     def peaks(self, order: Sequence[tuple[Id, int]], leafs: Sequence[tuple[Id, int]]) -> tuple[int, ...]:
-        graph, sources, children, views = self.graph, self.sources, self.children, self.views
-        view_of, is_input = graph.view_of, graph.is_input
+        sources, children, views, place, fixed = self.sources, self.children, self.views, self.place, self.fixed
         for leaf, backend in leafs:
-            self._allocate(leaf, backend)
+            if not fixed[leaf] and place[leaf] is None:
+                self._allocate(leaf, backend)
+        self._count(order)
         for node, backend in order:
-            root = view_of[node]
-            if root != NO_VIEW and graph.operation[node] != "none":
-                views[root] += 1
-            if node in is_input:
+            for source in sources[node]:
+                if not fixed[source] and place[source] is None:
+                    self._allocate(source, backend)
+            if not fixed[node] and place[node] is None:
                 self._allocate(node, backend)
             for source in sources[node]:
-                children[source] += 1
-                if source in is_input:
-                    self._allocate(source, backend)
-        for node, backend in order:
-            for source in sources[node]:
-                self._allocate(source, backend)
-            self._allocate(node, backend)
-            for source in sources[node]:
-                self._release(source)
+                children[source] -= 1
+                if not children[source] and not views[source]:
+                    self._release(source)
         return tuple(buffer.peak for buffer in self.buffers)
 
+    def _count(self, order: Sequence[tuple[Id, int]]) -> None:
+        """How often each tensor will be used, directly and through views."""
+        graph = self.graph
+        for node, _ in order:
+            root = graph.view_of[node]
+            if root != NO_VIEW and graph.operation[node] != "none":  # "none" only orders things, it views nothing
+                self.views[root] += 1
+            for source in self.sources[node]:
+                self.children[source] += 1
+
     def _allocate(self, tensor: Id, backend: int) -> None:
+        """Give a tensor its place: that of a source which it may overwrite as the last user, or a new one."""
         graph, place = self.graph, self.place
-        if place[tensor] is not None or self.is_held[tensor] or graph.view_of[tensor] != NO_VIEW:
-            return
         if graph.operation[tensor] in INPLACE_OPERATIONS:
             shape, stride, kind = graph.shape[tensor], graph.stride[tensor], graph.kind[tensor]
             for source in self.sources[tensor]:
@@ -138,15 +143,11 @@ class _Run:
         place[tensor] = buffer, buffer.take(size), size
 
     def _release(self, tensor: Id) -> None:
-        """One user of a tensor has run; free it, or what it is a view of, when that was the last."""
-        children, views = self.children, self.views
-        children[tensor] -= 1
-        if children[tensor] or views[tensor]:
-            return
+        """The last user of a tensor has run; free it, or what it is a view of when that has no other user."""
         root = self.graph.view_of[tensor]
         if root != NO_VIEW:
-            views[root] -= 1
-            if views[root] or children[root]:
+            self.views[root] -= 1
+            if self.views[root] or self.children[root]:
                 return
             tensor = root
         placed = self.place[tensor]

@@ -15,6 +15,8 @@ Id: TypeAlias = int
 """A tensor, by its index in the graph's lists."""
 
 NO_VIEW: Final = -1
+NOTHING: Final = -1
+ON_HOST: Final = -2
 VIEW_OPERATIONS: Final = frozenset({"view", "reshape", "permute", "transpose"})
 INPLACE_OPERATIONS: Final = frozenset({"scale", "add", "mul", "div", "unary", "rms_norm", "clamp", "soft_max"})
 """Those of ggml's operations that may write over a source of the same layout (``ggml_op_can_inplace``)."""
@@ -48,7 +50,27 @@ class Graph:
     cache: dict[Id, int] = field(default_factory=dict)
     nodes: list[Id] = field(default_factory=list)
     leafs: list[Id] = field(default_factory=list)
+    running: list[Id] = field(default_factory=list)
+    """The nodes that compute; views only look at what others computed."""
+    anchor: list[Id] = field(default_factory=list)
+    """What ties each tensor to a place: a tensor with memory, ``ON_HOST`` for inputs, or ``NOTHING``."""
     _seen: set[Id] = field(default_factory=set)
+
+    def finish(self) -> None:
+        """Derive ``running`` and ``anchor``, once all nodes are known; both hold for every placement."""
+        self.running = [node for node in self.nodes if self.operation[node] not in VIEW_OPERATIONS]
+        self.anchor = [self._anchor(tensor) for tensor in range(len(self.operation))]
+
+    def _anchor(self, tensor: Id) -> Id:
+        root = self.view_of[tensor]
+        holder = tensor if root == NO_VIEW else root
+        if holder in self.weight or holder in self.cache:
+            return holder
+        if tensor in self.is_input:
+            return ON_HOST
+        if self.operation[tensor] == "flash_attn":  # attention sinks are too small to decide where it runs
+            return NOTHING
+        return next((source for source in self.sources[tensor] if source in self.weight), NOTHING)
 
     def new(
         self,

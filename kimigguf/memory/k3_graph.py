@@ -118,6 +118,7 @@ class _Builder:
         for layer in range(len(sizes.recurrent)):
             stream = self._layer(layer, stream)
         self._head(stream, wanted)
+        graph.finish()
 
     def _weight(self, layer: int, name: str, *shape: int) -> Id:
         full: Shape = (*shape, 1, 1, 1)[:4]  # type: ignore[assignment]  # four by the slice

@@ -117,7 +117,7 @@ def _weights(spec: ModelSpec, settings: Settings, layout: Layout) -> Iterator[Ro
             size_bytes=repacked,
             source=spec.source,
             column=Column.BESIDE,
-            note="copied out of the files, and left out of the engine's report; --no-repack keeps them in the page cache",
+            note="copied out of the files, and not in the engine's report; --no-repack keeps them in the page cache",
         )
 
 

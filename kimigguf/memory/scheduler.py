@@ -32,7 +32,7 @@ class _Schedule:
         self.graph = graph
         self.host = devices
         self.copies = copies
-        self.backend = [_NOWHERE] * len(graph.operation)
+        self.backend: list[int] = []
         self.held = [_NOWHERE] * len(graph.operation)
         for tensor in (*graph.weight, *graph.cache):
             device = where(tensor)
@@ -45,23 +45,13 @@ class _Schedule:
         return self._split()
 
     def _assign_from_memory(self) -> None:
-        graph, backend, held = self.graph, self.backend, self.held
-        for tensor in (*graph.leafs, *graph.nodes):
-            root = graph.view_of[tensor]
-            memory = held[tensor if root == NO_VIEW else root]
-            if memory != _NOWHERE:
-                backend[tensor] = memory
-            elif tensor in graph.is_input:
-                backend[tensor] = self.host
-            elif graph.operation[tensor] != "flash_attn":
-                backend[tensor] = next(
-                    (held[source] for source in graph.sources[tensor] if source in graph.weight), _NOWHERE
-                )
+        held = [*self.held, self.host, _NOWHERE]  # the last two answer for ON_HOST and NOTHING, which are -2 and -1
+        self.backend = [held[anchor] for anchor in self.graph.anchor]
 
     def _spread(self) -> None:
         """Nodes that nothing ties down follow their neighbours: first devices' nodes spread, then the host's."""
         backend, host = self.backend, self.host
-        nodes = [node for node in self.graph.nodes if self.graph.operation[node] not in VIEW_OPERATIONS]
+        nodes = self.graph.running
         for stop_at_host in (True, False):
             for walk in (nodes, nodes[::-1]):
                 current = _NOWHERE
