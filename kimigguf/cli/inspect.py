@@ -61,6 +61,27 @@ def look(app: App) -> Picture:
     )
 
 
+def measured(app: App, picture: Picture, models_dir: Path | None) -> Picture:
+    """The picture with measured rates; what cannot be measured is a note, not the end of the command."""
+    from dataclasses import replace
+    from datetime import UTC, datetime
+
+    from kimigguf.download.store import models_dir as models_folder
+    from kimigguf.errors import MachineError
+    from kimigguf.hardware.host import Host
+    from kimigguf.hardware.measure import measure_disk, measure_memory
+
+    machine, problems = picture.machine, list(picture.problems)
+    with app.show.progress() as listen:
+        machine = measure_memory(machine, Host(environ=app.environ), listen=listen)
+        try:
+            machine = measure_disk(machine, models_folder(app.environ, models_dir), listen=listen)
+        except MachineError as error:
+            problems.append(f"{error.message}: {error.cause or error.hint}")
+    machine = replace(machine, measured_on=datetime.now(UTC).date().isoformat())
+    return replace(picture, machine=machine, problems=tuple(problems))
+
+
 def to_data(picture: Picture) -> dict[str, Any]:
     """The answer as JSON."""
     from kimigguf.hardware.machines import to_data as machine_data
@@ -155,22 +176,36 @@ def report(picture: Picture) -> str:
 @click.command("inspect", short_help="Show what this machine has: memory, accelerators, disks, engines.")
 @click.option("--save", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Write a machine file.")
 @click.option("--force", is_flag=True, help="Let --save write over a file.")
+@click.option("--measure", is_flag=True, help="Measure how fast memory and the models' disk read (about 30 s).")
+@click.option("--models-dir", type=click.Path(path_type=Path), help="Folder whose disk --measure reads.")
 @click.option("--report", "as_report", is_flag=True, help="Print Markdown for a bug report, without personal details.")
 @click.option("-v", "--verbose", is_flag=True, help="Show every fact, and the reason of each that is unknown.")
 @output_options
 @click.pass_obj
-def command(app: App, *, save: Path | None, force: bool, as_report: bool, verbose: bool) -> None:
+def command(
+    app: App,
+    *,
+    save: Path | None,
+    force: bool,
+    measure: bool,
+    models_dir: Path | None,
+    as_report: bool,
+    verbose: bool,
+) -> None:
     """Show what this machine has: memory, accelerators, disks, engines.
 
-    What cannot be told is unknown, with the reason (-v). Nothing takes longer than about a second.
+    What cannot be told is unknown, with the reason (-v). Without --measure it takes no longer than about a second.
 
     \b
     Examples:
       kimigguf inspect
       kimigguf inspect --save box.toml && kimigguf recommend --machine box.toml
       kimigguf inspect --report        paste this into a bug report
+      kimigguf inspect --measure --save box.toml
     """  # noqa: D301 -- \b is click's marker for text that must not be wrapped
     picture = look(app)
+    if measure:
+        picture = measured(app, picture, models_dir)
     if save is not None:
         from kimigguf.hardware.machines import save as save_machine
 

@@ -86,6 +86,8 @@ def disk_line(disk: Disk) -> str:
     drives = f"{len(disk.members)} drives" if len(disk.members) > 1 else ""
     below = " on ".join(filter(None, [disk.file_system, _joined(disk.model or "", drives)]))
     speed = f"reads {rate(disk.read_bytes_per_second)}" if disk.read_bytes_per_second is not None else ""
+    if disk.random_read_16_bytes_per_second is not None:
+        speed += f", {rate(disk.random_read_16_bytes_per_second)} at random"
     return _joined(disk.mount, kind, space, below, "read-only" if disk.read_only else "", speed)
 
 

@@ -70,12 +70,16 @@ class Cpu:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NumaNode:
-    """Memory near one group of cores. ``cpus`` 0: memory without cores (an expander, or a coherent GPU's own)."""
+    """Memory near one group of cores. ``cpus`` 0: memory without cores (an expander, or a coherent GPU's own).
+
+    ``read_bytes_per_second`` was measured by the node's own cores on its own memory.
+    """
 
     index: int
     total_bytes: int | None = None
     free_bytes: int | None = None
     cpus: int | None = None
+    read_bytes_per_second: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,7 +176,8 @@ class Disk:
 
     ``free_bytes`` is what this user may still write. ``device`` is the block device or remote, ``members`` the
     physical devices under a RAID, LVM or encrypted volume, ``model`` what the drive calls itself.
-    ``read_bytes_per_second`` is a measurement of large reads past the page cache.
+    ``direct_io`` says whether O_DIRECT works there. The rates are measured past the page cache, else None:
+    ``read_bytes_per_second`` in sequence, the others 4 MiB at random places, one at a time and sixteen at once.
     """
 
     mount: str
@@ -188,6 +193,8 @@ class Disk:
     read_ahead_bytes: int | None = None
     direct_io: bool | None = None
     read_bytes_per_second: int | None = None
+    random_read_bytes_per_second: int | None = None
+    random_read_16_bytes_per_second: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
