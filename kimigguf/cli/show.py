@@ -42,7 +42,11 @@ class Show:
         """Console on stdout, for answers."""
         from rich.console import Console
 
-        return Console(highlight=False, soft_wrap=False)
+        class Answer(Console):
+            def on_broken_pipe(self) -> None:
+                raise BrokenPipeError  # rich would exit with 1, which here means "answered: no"
+
+        return Answer(highlight=False, soft_wrap=False)
 
     @property
     def err(self) -> "Console":

@@ -158,7 +158,7 @@ def _judge(
 
 def _fit(need: _Need, budget: Budget, disks: Sequence[Disk] | None) -> tuple[Fit, tuple[str, ...]]:
     vram, total = budget.vram_bytes, budget.total_bytes
-    if vram is not None and vram >= max(need.high_bytes, need.ledger_bytes):
+    if vram >= max(need.high_bytes, need.ledger_bytes):
         return Fit.FITS_VRAM, (f"{memory(vram)} of VRAM hold all of it with the 15 % margin",)
     if total is None:
         return Fit.UNKNOWN, ("how much memory this machine has is unknown",)

@@ -157,7 +157,7 @@ def test_a_model_no_engine_runs_is_unsupported_with_its_reason() -> None:
     assert answer.recommended is None
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(
     ram=st.integers(min_value=8, max_value=4096),
     more=st.integers(min_value=0, max_value=1024),
@@ -175,7 +175,7 @@ def test_more_memory_never_worsens_a_verdict(ram: int, more: int, gpus: list[int
             assert ORDER.index(after.fit) <= ORDER.index(before.fit)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(ram=st.integers(min_value=8, max_value=4096), prefer=st.sampled_from(list(Prefer)))
 def test_only_what_fits_is_ever_recommended(ram: int, prefer: Prefer) -> None:
     answer = ask(machine(ram * GIB), prefer=prefer)
