@@ -50,9 +50,9 @@ def chosen_machine(app: App, machine: str | None) -> "Machine":
 
         chosen = load_machine(machine, app.environ)
     else:
-        from kimigguf.hardware.detect import detect
+        from kimigguf.hardware.detect import PATIENT_LIMIT_SECONDS, detect
 
-        chosen = detect(environ=app.environ)
+        chosen = detect(environ=app.environ, limit_seconds=PATIENT_LIMIT_SECONDS)
     ctx = click.get_current_context(silent=True)
     changes: tuple[str, ...] = ctx.meta.get(_CHANGES, ()) if ctx is not None else ()
     if not changes:

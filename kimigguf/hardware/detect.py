@@ -17,6 +17,10 @@ from kimigguf.hardware.snapshot import Accelerator, Cpu, Machine, MemoryKind, Ra
 NAME: Final = "this-machine"
 SOURCE: Final = "detected"
 LIMIT_SECONDS: Final = 1.2
+PATIENT_LIMIT_SECONDS: Final = 10.0
+"""For commands whose answer stands on the GPUs: NVIDIA's driver wakes eight sleeping cards in several seconds."""
+_NVIDIA: Final = "accelerators.nvidia"
+_NVIDIA_NAMES: Final = "accelerators.nvidia by name"
 _COHERENT: Final = re.compile(r"\bGH200|\bGB[23]00")
 """Parts whose own memory Linux also counts in MemTotal, as NUMA nodes without processors."""
 
@@ -51,7 +55,8 @@ def probes_for(host: Host, nvml: Callable[[], nvidia.Nvml]) -> dict[str, Callabl
             "cpu": partial(linux.read_cpu, host),
             "ram": partial(linux.read_ram, host),
             "ram.cgroup_limit_bytes": partial(cgroups.read_cgroups, host),
-            "accelerators.nvidia": partial(nvidia.read_nvidia, host, nvml),
+            _NVIDIA: partial(nvidia.read_nvidia, host, nvml),
+            _NVIDIA_NAMES: partial(nvidia.without_nvml, host, "no answer"),
             "accelerators.amd": partial(amd.read_amd, host),
             "accelerators.intel": partial(intel.read_intel, host),
             "disks": partial(disks.read_disks, host),
@@ -74,8 +79,12 @@ def _portable(host: Host) -> Facts:
 
 def combine(answers: Mapping[str, Answer[Facts]]) -> Machine:
     """One machine from what the probes said, whatever some of them did not say."""
-    said = {name: answer.value for name, answer in answers.items() if answer.value is not None}
+    said = {name: a.value for name, a in answers.items() if a.value is not None and name != _NVIDIA_NAMES}
     lost = [Unknown(what=name, reason=a.reason or "no answer") for name, a in answers.items() if a.value is None]
+    named = answers[_NVIDIA_NAMES].value if _NVIDIA_NAMES in answers else None
+    if _NVIDIA not in said and named is not None and named.accelerators:
+        # NVML hangs: the cards are there all the same, and only their memory is unknown.
+        said[_NVIDIA] = Facts(accelerators=named.accelerators)
     accelerators, unknown = _accelerators(said, lost)
     ram = _merge([facts.ram for facts in said.values() if facts.ram is not None], Ram())
     cpu = _merge([facts.cpu for facts in said.values() if facts.cpu is not None], Cpu())

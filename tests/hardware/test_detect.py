@@ -1,5 +1,7 @@
 """The whole picture: nothing hangs, nothing is counted twice, a failed probe costs its own facts."""
 
+import subprocess
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +22,22 @@ def nvml(name: str) -> object:
     return NvmlStandIn.load(name)
 
 
+_HUNG = """
+import time, pynvml
+pynvml.nvmlInit = lambda: time.sleep(60)
+from kimigguf.hardware.detect import detect
+machine = detect()
+print([one.reason for one in machine.unknown if one.what == "accelerators.nvidia"])
+"""
+
+
+def test_a_hung_driver_does_not_keep_the_process_from_ending() -> None:
+    started = time.monotonic()
+    done = subprocess.run([sys.executable, "-c", _HUNG], capture_output=True, text=True, check=True, timeout=30)
+    assert time.monotonic() - started < 6
+    assert "no answer within 1.2 s" in done.stdout
+
+
 def test_this_machine_is_detected_in_time_and_its_file_says_the_same(tmp_path: Path) -> None:
     started = time.monotonic()
     machine = detect()
@@ -37,6 +55,17 @@ def test_a_hung_nvml_costs_the_nvidia_facts_only(capture: Loader) -> None:
     assert machine.ram.total_bytes == 24684092 * KIB
     assert machine.accelerators is None, "there may be GPUs that nobody could list"
     assert ("accelerators.nvidia", "no answer within 0.3 s") in [(one.what, one.reason) for one in machine.unknown]
+
+
+def test_a_hung_nvml_still_leaves_the_names_of_the_cards(capture: Loader) -> None:
+    host = capture("vm-v1-no-limit")
+    folder = host.path("proc/driver/nvidia/gpus/0000:01:00.0")
+    folder.mkdir(parents=True)
+    (folder / "information").write_text("Model: \t\t NVIDIA H100 80GB HBM3\n")
+    machine = detect(host=host, nvml=HANG.wait, limit_seconds=0.3)
+    assert [(card.name, card.total_bytes) for card in machine.accelerators or ()] == [("NVIDIA H100 80GB HBM3", None)]
+    assert ("accelerators.nvidia", "no answer within 0.3 s") in [(one.what, one.reason) for one in machine.unknown]
+    assert len([one for one in machine.unknown if "nvidia" in one.what]) == 1
 
 
 def test_a_probe_that_raises_is_named_with_its_error(capture: Loader) -> None:
