@@ -57,7 +57,7 @@ def list_set(
 
     Raises:
         NetworkError: ``offline``, ``hub-unreachable``, ``gated``, ``bad-answer``.
-        UsageError: ``no-such-repository``, ``unknown-revision``, ``quant-not-there`` with what is.
+        UsageError: ``no-such-repository``, ``unknown-revision``, ``quant-not-there`` with what is, ``bad-endpoint``.
         IntegrityError: ``mixed-set``, ``several-sets``, ``missing-shard``, ``bad-listing``.
     """
     cache = HeaderCache(repository, revision, environ=environ) if _COMMIT.fullmatch(revision) else None
@@ -130,8 +130,6 @@ def _ask(repository: str, revision: str, environ: Mapping[str, str]) -> "ModelIn
                 cause=f"{type(error).__name__} over the list of {repository}",
                 hint="open it in a browser: is there a sign-in page? If HF_ENDPOINT names a mirror, unset it",
             ) from error
-        except httpx2.InvalidURL as error:
-            raise UsageError(f"HF_ENDPOINT={where} is no address", code="bad-endpoint") from error
     raise _unreachable(where, last) from last
 
 
@@ -321,8 +319,8 @@ def _fetch_all(
                 found[file.path] = header, cache.keep_header(file, data)
                 listen(Advance(activity="read", item="headers", done_bytes=reader.read_bytes, total_bytes=None))
         finally:
-            # After an error or Ctrl-C, what is under way ends with the reader; nothing new starts.
-            reader.close()
+            # After an error or Ctrl-C nothing new starts, and what is under way ends at its next piece.
+            reader.stop()
             workers.shutdown(wait=True, cancel_futures=True)
     return found
 

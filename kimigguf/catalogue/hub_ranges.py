@@ -35,7 +35,8 @@ class RangeReader:
         remote: The set.
         environ: HF_ENDPOINT and HF_TOKEN.
         most_bytes: More than this is not fetched in all, whatever headers claim.
-        wait: How to sleep, for tests.
+        wait: How to sleep between attempts.
+        silence_seconds: An answer that says nothing for so long is given up.
     """
 
     def __init__(
@@ -45,20 +46,25 @@ class RangeReader:
         environ: Mapping[str, str],
         most_bytes: int,
         wait: Callable[[float], None] = time.sleep,
+        silence_seconds: float = 15.0,
     ) -> None:
         self._remote = remote
         self._endpoint = endpoint(environ)
         self._token = token(environ)
         self._most_bytes = most_bytes
         self._wait = wait
-        self._client = httpx.Client(timeout=httpx.Timeout(30.0, connect=15.0), follow_redirects=False)
+        self._client = httpx.Client(timeout=httpx.Timeout(silence_seconds, connect=15.0), follow_redirects=False)
         self._lock = threading.Lock()
         self._stopped = threading.Event()
         self.read_bytes = 0
-        """Bytes of file bodies received so far."""
+        """Bytes of file bodies asked for so far."""
+
+    def stop(self) -> None:
+        """From any thread: what is being read ends soon, with an error."""
+        self._stopped.set()
 
     def close(self) -> None:
-        self._stopped.set()
+        """Close the connections, once nobody reads any more."""
         self._client.close()
 
     def read(self, file: RemoteFile, start: int, count: int) -> bytes:
@@ -82,7 +88,9 @@ class RangeReader:
                 return self._attempt(file, start, count)
             except _Again as again:
                 last = again
-                if attempt + 1 < _ATTEMPTS and not self._stopped.is_set():
+                if self._stopped.is_set():
+                    break
+                if attempt + 1 < _ATTEMPTS:
                     self._wait(min(max(_BACKOFF_SECONDS * 2**attempt, again.wait_seconds), _LONGEST_WAIT_SECONDS))
         raise NetworkError(
             f"{file.name} cannot be read from {self._endpoint}",
@@ -129,7 +137,9 @@ class RangeReader:
             wait = response.headers.get("Retry-After", "")
             busy = status == _TOO_MANY or status >= _SERVER_FAULT
             raise _Again(
-                f"the answer was HTTP {status}", wait_seconds=float(wait) if wait.isdecimal() and busy else 0.0
+                f"the answer was HTTP {status}",
+                wait_seconds=float(wait) if wait.isdecimal() and busy else 0.0,
+                unreachable=busy,
             )
 
     def _body(self, response: httpx.Response, file: RemoteFile, start: int, count: int) -> bytes:
