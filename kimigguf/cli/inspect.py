@@ -1,5 +1,6 @@
 """``kimigguf inspect``: what this machine has, as one screen, as JSON, as a machine file or as a public report."""
 
+import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -15,12 +16,15 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
+    from kimigguf.catalogue.quants import ModelProfile
     from kimigguf.engines.engine import FoundEngine
     from kimigguf.hardware.snapshot import Machine
     from kimigguf.ollama.server import OllamaServer
 
 SCHEMA: Final = "kimigguf.inspect/1"
 LIMIT_SECONDS: Final = 1.25
+_VERDICT_UNTIL_SECONDS: Final = 1.0
+"""The verdict takes a third of a second: it is left to `recommend` when something has hung until here."""
 _MOST_DISKS: Final = 4
 _MOST_NOTICES: Final = 2
 
@@ -33,6 +37,7 @@ class Picture:
     engines: "tuple[FoundEngine, ...] | None"
     ollama: "OllamaServer | None"
     problems: tuple[str, ...] = ()
+    verdict: str | None = None
 
 
 def look(app: App) -> Picture:
@@ -44,21 +49,47 @@ def look(app: App) -> Picture:
     from kimigguf.hardware.snapshot import Machine
     from kimigguf.ollama.server import look as look_at_ollama
 
+    started = time.monotonic()
     probes: dict[str, Callable[[], Any]] = {
         "machine": lambda: detect(environ=app.environ),
         "engines": lambda: discover(app.environ),
         "ollama": lambda: look_at_ollama(app.environ),
+        "verdict": lambda: _judge(app),
     }
     answers = ask_all(probes, limit_seconds=LIMIT_SECONDS)
     machine: Machine = answers["machine"].value or Machine(name=NAME, source=SOURCE)
     engines: tuple[FoundEngine, ...] | None = answers["engines"].value
+    judge: Callable[[Machine], str] | None = answers["verdict"].value
     silent = [f"{name}: {answer.reason}" for name, answer in answers.items() if answer.reason is not None]
     return Picture(
         machine=machine,
         engines=engines,
         ollama=answers["ollama"].value,
         problems=(*silent, *disagreements(machine, engines or ())),
+        verdict=judge(machine) if judge is not None and time.monotonic() - started < _VERDICT_UNTIL_SECONDS else None,
     )
+
+
+def _judge(app: App) -> "Callable[[Machine], str]":
+    """What says in one line which quant a machine can hold, loaded beside the probes since loading takes longest."""
+    from functools import partial
+
+    from kimigguf.catalogue.profiles import load_model
+    from kimigguf.placement import recommend  # noqa: F401 -- loaded here, in its thread, for `verdict`
+
+    return partial(verdict, load_model(environ=app.environ))
+
+
+def verdict(profile: "ModelProfile", machine: "Machine") -> str:
+    """One line: the best quant that the machine can hold, by the same rule as ``recommend``."""
+    from kimigguf.memory.settings import Settings
+    from kimigguf.placement.budget import budget
+    from kimigguf.placement.recommend import Prefer, recommend
+
+    answer = recommend(profile, budget(machine), machine.disks, Settings(), Prefer.QUALITY)
+    if answer.recommended is None:
+        return f"this machine holds no quant of {profile.title}; see kimigguf recommend"
+    return f"this machine can hold {answer.recommended}; see kimigguf recommend"
 
 
 def measured(app: App, picture: Picture, models_dir: Path | None) -> Picture:
@@ -92,6 +123,7 @@ def to_data(picture: Picture) -> dict[str, Any]:
         "engines": None if picture.engines is None else [asdict(engine) for engine in picture.engines],
         "ollama": None if picture.ollama is None else asdict(picture.ollama),
         "problems": list(picture.problems),
+        "verdict": picture.verdict,
     }
 
 
@@ -106,6 +138,7 @@ def rows(picture: Picture) -> list[tuple[str, str]]:
         lines = [_engine_line(engine) for engine in picture.engines] or ["none found; see kimigguf serve --help"]
         found += [("Engine" if index == 0 else "", line) for index, line in enumerate(lines)]
     found.append(("Ollama", "unknown" if picture.ollama is None else _ollama_line(picture.ollama)))
+    found.append(("Verdict", picture.verdict or "see kimigguf recommend"))
     return found
 
 

@@ -11,6 +11,7 @@ from hardware.captures import Loader, load
 from hardware.nvml_stand_in import NvmlStandIn
 from rich.console import Console
 
+from kimigguf.catalogue.profiles import load_model
 from kimigguf.cli import inspect
 from kimigguf.cli.app import App, run
 from kimigguf.cli.inspect import Picture, draw, report
@@ -144,6 +145,17 @@ def test_an_engine_or_ollama_that_hangs_costs_its_own_line_only(monkeypatch: pyt
     assert picture.ollama is None
     assert picture.machine.ram.total_bytes is not None
     assert picture.problems == ("engines: no answer within 0.6 s", "ollama: no answer within 0.6 s")
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("epyc-768g-rtx-pro-6000", "this machine can hold UD-IQ2_XXS; see kimigguf recommend"),
+        ("laptop-64g", "this machine holds no quant of Kimi K3; see kimigguf recommend"),
+    ],
+)
+def test_the_last_line_is_the_verdict_that_recommend_gives(name: str, said: str) -> None:
+    assert inspect.verdict(load_model(environ={}), load_machine(name, {})) == said
 
 
 def test_help_shows_an_example(capsys: pytest.CaptureFixture[str]) -> None:
