@@ -21,6 +21,8 @@ from kimigguf.units import MIB, memory
 
 _ROUNDS: Final = 6
 """Buffers depend on the split and the split on the buffers; two rounds settle it, the rest is for odd machines."""
+_OPTIMISM: Final = 8
+"""One part in so many of the buffers is left out when a better packing is looked for."""
 _EXPERT_PART: Final = re.compile(r"ffn_(up|down|gate|gate_up)_(?:ch|)exps")
 
 
@@ -168,29 +170,27 @@ class _Table:
     def _settle(self, settings: Settings, elements: Sequence[Element], capacities: Sequence[int]) -> Placed | None:
         """Pack, count the buffers that this packing needs, and pack again until both agree; None if nothing fits."""
         reserve = [_expected_buffer_bytes(settings)] * len(capacities)
-        packing = pack(elements, _less(capacities, reserve))
         best: Packing | None = None
         answer: Placed | None = None
         for _ in range(_ROUNDS):
+            packing = pack(elements, _less(capacities, reserve))
+            if best is not None and _rank(packing, elements) <= _rank(best, elements):
+                break  # nothing is to be gained from counting this one, which costs more than packing it
             placed = self._count(settings, self._layout(packing))
-            overhead = [
-                device_need_bytes(placed.ledger, device) - packing.used_bytes(elements, device)
-                for device in range(len(capacities))
-            ]
-            fits = all(
-                packing.used_bytes(elements, device) + overhead[device] <= capacity
+            used = [packing.used_bytes(elements, device) for device in range(len(capacities))]
+            overhead = [device_need_bytes(placed.ledger, device) - size for device, size in enumerate(used)]
+            if all(
+                used[device] + overhead[device] <= capacity
                 for device, capacity in enumerate(capacities)
                 if device in packing.device
-            )
-            if fits and (best is None or _rank(packing, elements) > _rank(best, elements)):
-                best, answer, reserve = packing, placed, overhead
+            ):
+                best, answer = packing, placed
+                # Another split may get by with smaller buffers; it is counted before it is believed.
+                reserve = [size - size // _OPTIMISM for size in overhead]
             elif best is not None:
                 break
             else:
                 reserve = [max(pair) for pair in zip(overhead, reserve, strict=True)]
-            packing = pack(elements, _less(capacities, reserve))
-            if best is not None and _rank(packing, elements) <= _rank(best, elements):
-                break  # nothing is to be gained from counting this one, which costs more than packing it
         return answer if best is not None and any(device is not None for device in best.device) else None
 
     def _layout(self, packing: Packing) -> Layout:
