@@ -16,6 +16,7 @@ from kimigguf.errors import ExitCode
 @click.option("--candidate-model", metavar="NAME", help="The model's name there; needed where there are several.")
 @click.option("--reference-model", metavar="NAME", help="The model's name there; needed where there are several.")
 @click.option("--suite", "suite_name", metavar="NAME|FILE", default="quick", show_default=True, help="What to ask.")
+@click.option("--seed", type=int, help="Draw other questions from a generated suite (standard).")
 @click.option("--repeat", "repeats", type=click.IntRange(min=1), default=1, show_default=True, help="Rounds of it.")
 @click.option("--tolerance", type=click.FloatRange(0, 1), default=0.05, show_default=True,
               help="The difference in a share (0.05 = 5 points) that you still call the same.")  # fmt: skip
@@ -39,6 +40,7 @@ def command(
     candidate_model: str | None,
     reference_model: str | None,
     suite_name: str,
+    seed: int | None,
     repeats: int,
     tolerance: float,
     max_tokens: int | None,
@@ -66,7 +68,7 @@ def command(
     from kimigguf.probe.score import score
     from kimigguf.probe.suites import load_suite
 
-    suite = load_suite(suite_name, app.environ)
+    suite = load_suite(suite_name, app.environ, seed=seed)
     settings = Settings(timeout_seconds=timeout_seconds, temperature=temperature)
     with (
         closing(Asker("candidate", candidate, app.environ, settings)) as judged,

@@ -12,7 +12,7 @@ from kimigguf import __version__
 from kimigguf.probe.calls import Arm, Call, Fault, Reply
 from kimigguf.probe.client import Endpoint
 from kimigguf.probe.intervals import Verdict
-from kimigguf.probe.report import WORDS, arm_rows, sentence
+from kimigguf.probe.report import WORDS, arm_rows, percent, sentence
 from kimigguf.probe.score import ItemResult, Metric, Scores
 from kimigguf.probe.suites import Item, Suite
 
@@ -46,7 +46,7 @@ def page(
         verdict_class=_CLASSES[scores.verdict],
         metrics=_metrics(scores),
         forest=_forest(scores),
-        level="" if level is None else f"Bars are {level:.1%} intervals: 95 % for all metrics together.",
+        level="" if level is None else f"Bars are {percent(level)} intervals: 95 % for all metrics together.",
         categories=_categories(scores.results),
         arms=_table(
             ["", *(arm.arm for arm in scores.arms)], [[name, *cells] for name, cells in arm_rows(scores).items()]
@@ -65,20 +65,16 @@ def _table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
 
 
-def _percent(value: float | None) -> str:
-    return "unknown" if value is None else f"{value:.1%}"
-
-
 def _metrics(scores: Scores) -> str:
     rows = "".join(
-        f"<tr><td>{escape(metric.name)}</td><td class=n>{_percent(metric.candidate)}</td>"
-        f"<td class=n>{_percent(metric.reference)}</td><td class=n>{_percent(metric.noise)}</td>"
-        f"<td class=n>{metric.items}</td>"
-        f'<td class="{_CLASSES[metric.verdict]}">{escape(sentence(metric))}</td></tr>'
+        f"<tr><td>{escape(metric.name)}</td><td class=n>{percent(metric.candidate)}</td>"
+        f"<td class=n>{percent(metric.reference)}</td><td class=n>{percent(metric.noise)}</td>"
+        f"<td class=n>{metric.items}</td></tr>"
+        f'<tr class="under"><td colspan=5 class="{_CLASSES[metric.verdict]}">{escape(sentence(metric))}</td></tr>'
         for metric in scores.metrics
     )
     head = "<th></th><th class=n>candidate</th><th class=n>reference</th><th class=n>its own noise</th>"
-    head += "<th class=n>items</th><th>verdict</th>"
+    head += "<th class=n>items</th>"
     return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
 
 
@@ -91,20 +87,20 @@ def _forest(scores: Scores) -> str:
     reach = min(1.0, reach * 1.1)
 
     def x(value: float) -> float:
-        return 320 + 300 * max(-1.0, min(1.0, value / reach))
+        return 200 + 185 * max(-1.0, min(1.0, value / reach))
 
     height = 44 * len(drawn) + 34
     left, right = x(-scores.tolerance), x(scores.tolerance)
     parts = [
-        f'<svg viewBox="0 0 640 {height}" role="img" aria-label="differences with their intervals">',
+        f'<svg viewBox="0 0 400 {height}" role="img" aria-label="differences with their intervals">',
         f'<rect class="band" x="{left:.1f}" y="0" width="{right - left:.1f}" height="{height - 24}"/>',
-        f'<line class="zero" x1="320" y1="0" x2="320" y2="{height - 24}"/>',
+        f'<line class="zero" x1="200" y1="0" x2="200" y2="{height - 24}"/>',
     ]
     parts += [line for row, metric in enumerate(drawn) for line in _bar(metric, 44 * row, x)]
     base = height - 24
-    parts.append(f'<line class="axis" x1="20" y1="{base}" x2="620" y2="{base}"/>')
+    parts.append(f'<line class="axis" x1="15" y1="{base}" x2="385" y2="{base}"/>')
     for value, anchor in ((-reach, "start"), (0.0, "middle"), (reach, "end")):
-        parts.append(f'<text x="{x(value):.1f}" y="{base + 16}" text-anchor="{anchor}">{value:+.0%}</text>')
+        parts.append(f'<text x="{x(value):.1f}" y="{base + 16}" text-anchor="{anchor}">{value * 100:+.0f} %</text>')
     return "".join([*parts, "</svg>"])
 
 
@@ -114,7 +110,7 @@ def _bar(metric: Metric, top: int, x: Callable[[float], float]) -> list[str]:
         return []
     y = top + 32
     return [
-        f'<text x="20" y="{top + 16}">{escape(metric.name)}</text>',
+        f'<text x="15" y="{top + 16}">{escape(metric.name)}</text>',
         f'<g class="{_CLASSES[metric.verdict]}">',
         f'<line class="bar" x1="{x(found.low):.1f}" y1="{y}" x2="{x(found.high):.1f}" y2="{y}"/>',
         f'<circle class="dot" cx="{x(found.mean):.1f}" cy="{y}" r="5"/></g>',

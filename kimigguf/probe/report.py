@@ -62,8 +62,9 @@ def _points(value: float) -> str:
     return f"{value * 100:+.1f} %"
 
 
-def _percent(value: float | None) -> str:
-    return "unknown" if value is None else f"{value:.1%}"
+def percent(value: float | None) -> str:
+    """A share such as ``74.4 %``; ``unknown`` for None."""
+    return "unknown" if value is None else f"{value * 100:.1f} %"
 
 
 def draw(console: "Console", scores: Scores, candidate: Endpoint, reference: Endpoint) -> None:
@@ -82,9 +83,9 @@ def draw(console: "Console", scores: Scores, candidate: Endpoint, reference: End
     for metric in scores.metrics:
         table.add_row(
             metric.name,
-            _percent(metric.candidate),
-            _percent(metric.reference),
-            _percent(metric.noise),
+            percent(metric.candidate),
+            percent(metric.reference),
+            percent(metric.noise),
             str(metric.items),
             Text(sentence(metric), style=_COLOURS[metric.verdict]),
         )
@@ -99,7 +100,9 @@ def draw(console: "Console", scores: Scores, candidate: Endpoint, reference: End
     level = next((metric.difference.level for metric in scores.metrics if metric.difference), None)
     if level is not None:
         family = "95 % for all metrics together"
-        console.print(f"differences are candidate less reference, with {level:.1%} intervals ({family})", markup=False)
+        console.print(
+            f"differences are candidate less reference, with {percent(level)} intervals ({family})", markup=False
+        )
     console.print(Text.assemble(("verdict: ", "bold"), (WORDS[scores.verdict], _COLOURS[scores.verdict])))
 
 

@@ -16,7 +16,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
@@ -96,20 +96,28 @@ class Item:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Suite:
-    """A named list of items. ``max_tokens`` bounds an answer with its thinking; None: the endpoint's own bound."""
+    """A named list of items. ``max_tokens`` bounds an answer with its thinking; None: the endpoint's own bound.
+
+    ``generate`` maps templates (see ``probe.generators``) to counts; their items, drawn by ``seed``, follow the written
+    ones when the suite is loaded.
+    """
 
     name: str
-    items: tuple[Item, ...]
+    items: tuple[Item, ...] = ()
+    generate: Mapping[str, int] = field(default_factory=dict, hash=False)
+    seed: int = 0
     title: str = ""
     note: str | None = None
     licence: str | None = None
     max_tokens: int | None = None
     sha256: str = field(default="", compare=False)
-    """Of the file, so that a report says which questions it stands on."""
+    """Of all its items, so that a report says which questions it stands on."""
 
 
-def load_suite(text: str, environ: Mapping[str, str]) -> Suite:
+def load_suite(text: str, environ: Mapping[str, str], *, seed: int | None = None) -> Suite:
     """The suite of that name (the user's own before the shipped ones), or the file of that path.
+
+    ``seed`` draws other questions from the suite's templates than its own seed would.
 
     Raises:
         UsageError: ``unknown-profile``, ``bad-profile`` or ``bad-suite``, naming the item and what is wrong with it.
@@ -118,14 +126,22 @@ def load_suite(text: str, environ: Mapping[str, str]) -> Suite:
     if path.suffix not in {".toml", ".jsonl"} and "/" not in text:
         path = profile_files.find("suites", text, environ)
     suite = _from_jsonl(path) if path.suffix == ".jsonl" else profile_files.load(path, Suite)
+    suite = suite if seed is None else replace(suite, seed=seed)
+    suite = replace(suite, items=(*suite.items, *_generated(suite)))
     check_suite(suite, path)
-    return _with_hash(suite, path)
+    return replace(suite, sha256=hashlib.sha256(_as_text(suite.items).encode()).hexdigest())
 
 
-def _with_hash(suite: Suite, path: Path) -> Suite:
-    from dataclasses import replace  # noqa: PLC0415 -- beside its only use
+def _generated(suite: Suite) -> tuple[Item, ...]:
+    from kimigguf.probe.generators import make  # noqa: PLC0415 -- it makes items of the types here
 
-    return replace(suite, sha256=hashlib.sha256(path.read_bytes()).hexdigest())
+    return tuple(item for template, count in suite.generate.items() for item in make(template, count, suite.seed))
+
+
+def _as_text(items: tuple[Item, ...]) -> str:
+    """The items as JSON: the same text for the same items, however the file is written."""
+    plain = TypeAdapter(tuple[Item, ...]).dump_python(items, mode="json")
+    return json.dumps(plain, sort_keys=True, ensure_ascii=False)
 
 
 def _from_jsonl(path: Path) -> Suite:
