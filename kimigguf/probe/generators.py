@@ -16,7 +16,7 @@ Made: TypeAlias = tuple[str, Checker]
 """A prompt and how its answer is checked."""
 Template: TypeAlias = Callable[[random.Random], Made]
 
-_MOST_ATTEMPTS: Final = 100_000
+_MOST_ATTEMPTS: Final = 20_000
 _ALONE: Final = "Answer with the number alone."
 _NAMES: Final = (
     "Abel",
