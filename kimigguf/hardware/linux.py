@@ -7,6 +7,7 @@ from typing import Final
 
 from kimigguf.hardware.facts import Facts, unknowns
 from kimigguf.hardware.host import Host
+from kimigguf.hardware.memory_modules import describe, rated_bytes_per_second, read_modules
 from kimigguf.hardware.snapshot import Cpu, NumaNode, Ram
 from kimigguf.units import KIB
 
@@ -189,11 +190,17 @@ def _cpus(text: str) -> tuple[int, ...]:
 
 
 def read_ram(host: Host) -> Facts:
-    """Main memory and its NUMA nodes. The modules themselves are readable by root only."""
+    """Main memory, its NUMA nodes and its modules."""
     text = host.text("proc/meminfo")
     if text is None:
         return Facts(unknown=unknowns([("ram", None, "/proc/meminfo cannot be read")]))
-    ram = replace(parse_meminfo(text), numa=read_numa(host))
+    modules = read_modules(host)
+    ram = replace(
+        parse_meminfo(text),
+        numa=read_numa(host),
+        modules=describe(modules),
+        rated_bytes_per_second=rated_bytes_per_second(modules),
+    )
     return Facts(
         ram=ram,
         cpu=Cpu(numa_nodes=sum(node.cpus != 0 for node in ram.numa) if ram.numa else None),
@@ -201,7 +208,7 @@ def read_ram(host: Host) -> Facts:
             [
                 ("ram.total_bytes", ram.total_bytes, "/proc/meminfo has no plausible MemTotal"),
                 ("ram.available_bytes", ram.available_bytes, "/proc/meminfo has no plausible MemAvailable"),
-                ("ram.modules", ram.modules, "readable by root only: sudo dmidecode --type memory"),
+                ("ram.modules", ram.modules, "udev tells of none, the firmware only to root: sudo dmidecode -t memory"),
             ]
         ),
     )

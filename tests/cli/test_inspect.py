@@ -78,7 +78,7 @@ def test_verbose_says_why_each_fact_is_unknown(capture: Loader) -> None:
     picture = Picture(machine=machine_of(capture, "vm-v1-no-limit", "no-permission"), engines=(), ollama=None)
     text = " ".join(screen(picture, verbose=True).split())
     assert "accelerators.1.total_bytes: NVML: Insufficient Permissions" in text
-    assert "sudo dmidecode --type memory" in text
+    assert "sudo dmidecode -t memory" in text
 
 
 def test_a_report_names_no_user_host_serial_or_address(capture: Loader) -> None:

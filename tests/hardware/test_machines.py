@@ -1,6 +1,7 @@
 """Machine files: the shipped ones, a user's own, and what a bad one is told."""
 
 from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -183,3 +184,13 @@ def test_a_mistyped_name_is_answered_with_the_nearest() -> None:
     with pytest.raises(UsageError) as caught:
         load_machine("8x-b20", NO_USER)
     assert "8x-b200" in (caught.value.hint or "")
+
+
+def test_the_schemas_documentation_names_every_key() -> None:
+    text = (shipped() / "machines" / "README.md").read_text()
+    for part in (Machine, Cpu, Ram, NumaNode, Accelerator, PcieLink, Disk, Driver, Unknown):
+        for field in fields(part):
+            if field.name not in {"cpu", "ram", "accelerators", "disks", "drivers", "unknown"}:
+                assert f"`{field.name}`" in text, f"{part.__name__}.{field.name} is not documented"
+    for kind in (*Backend, *MemoryKind, *DiskKind):
+        assert kind.value in text
