@@ -30,6 +30,8 @@ from kimigguf.errors import ExitCode
     type=click.Path(path_type=Path),
     help="Folder for calls, report.json and report.html; a stopped run goes on.",
 )
+@click.option("--reference-run", type=click.Path(path_type=Path), metavar="DIR",
+              help="Take the reference's answers from the --out folder of an earlier run.")  # fmt: skip
 @output_options
 @click.pass_obj
 def command(
@@ -48,6 +50,7 @@ def command(
     parallel: int,
     timeout_seconds: float,
     out: Path | None,
+    reference_run: Path | None,
 ) -> int:
     """Say whether a running quant still answers like the reference, as far as the answers can bear it.
 
@@ -60,11 +63,12 @@ def command(
       kimigguf quality-probe --candidate http://127.0.0.1:8080 --reference https://api.moonshot.ai/v1 \\
         --reference-model kimi-k3 --repeat 3 --out probe-iq1s
       kimigguf quality-probe --candidate :8080 --reference :8081 --suite mine.toml --json
+      kimigguf quality-probe --candidate :8080 --reference :8081 --suite standard --reference-run probe-iq1s
     """  # noqa: D301 -- \b is click's marker for text that must not be wrapped
     from kimigguf.probe.client import Asker, Settings
     from kimigguf.probe.page import page
     from kimigguf.probe.report import draw, record
-    from kimigguf.probe.run import Side, open_store, run, write_reports
+    from kimigguf.probe.run import Side, open_store, reference_calls, run, write_reports
     from kimigguf.probe.score import score
     from kimigguf.probe.suites import load_suite
 
@@ -83,7 +87,9 @@ def command(
             "max_tokens": max_tokens,
             "temperature": temperature,
         }
+        stored = reference_calls(reference_run, suite, right.endpoint) if reference_run else ()
         with open_store(out, described) as store, app.show.progress() as listen:
+            store.take_over(call for call in stored if call.repeat < repeats)
             calls = run(
                 suite,
                 left,

@@ -150,12 +150,48 @@ def _answers(
         stop.set()
 
 
+def reference_calls(folder: Path, suite: Suite, reference: Endpoint) -> tuple[Call, ...]:
+    """What the reference said in an earlier run of the same questions, so that many quants need one bill.
+
+    Raises:
+        UsageError: ``bad-run`` where the folder holds none, ``other-suite`` where it asked other questions,
+            ``other-reference`` where it asked another model.
+    """
+    try:
+        described = json.loads((folder / _RUN).read_text(encoding="utf-8"))
+        calls = _read(folder / _CALLS)
+    except (OSError, ValueError) as error:
+        raise _no_run(folder) from error
+    if not isinstance(described, dict) or described.get("suite_sha256") != suite.sha256:
+        raise UsageError(
+            f"the run in {folder} asked other questions than {suite.name}",
+            code="other-suite",
+            hint="give the same --suite (and --seed) as that run",
+        )
+    if described.get("reference") != [reference.url, reference.model]:
+        asked = " ".join(map(str, described.get("reference") or ["nobody"]))
+        raise UsageError(
+            f"the run in {folder} asked another reference: {asked}",
+            code="other-reference",
+            hint="give the same --reference and --reference-model as that run",
+        )
+    return tuple(call for call in calls if call.arm is not Arm.CANDIDATE)
+
+
 class Store:
     """The calls of a run, in a folder as they are made, or (``folder`` None) only in memory."""
 
     def __init__(self, calls: Iterable[Call] = (), stream: IO[str] | None = None) -> None:
         self.calls = tuple(calls)
         self._stream = stream
+
+    def take_over(self, calls: Iterable[Call]) -> None:
+        """Count calls of another run as made, except where this one has its own."""
+        own = {(call.arm, call.item, call.repeat) for call in self.calls}
+        for call in calls:
+            if (call.arm, call.item, call.repeat) not in own:
+                self.add(call)
+                self.calls = (*self.calls, call)
 
     def add(self, call: Call) -> None:
         """Write a call down before anything is made of it; a fault is not kept, for the next run asks again."""

@@ -92,6 +92,23 @@ def test_a_run_folder_makes_the_second_run_free(suite: str, tmp_path: Path) -> N
         asked = len(candidate.bodies) + len(reference.bodies)
         assert call(*arguments, "--out", str(tmp_path / "out")) == ExitCode.DONE
         assert len(candidate.bodies) + len(reference.bodies) == asked == 270
+    assert json.loads((tmp_path / "out" / "report.json").read_text())["schema"] == "kimigguf.quality-probe/1"
+    assert "Every item" in (tmp_path / "out" / "report.html").read_text()
+
+
+def test_a_stored_reference_is_not_asked_again(suite: str, tmp_path: Path) -> None:
+    with serve(sums) as candidate, serve(sums) as reference, serve(wrong) as other:
+        common = ["--reference", reference.url, "--suite", suite, "--quiet"]
+        assert call("--candidate", candidate.url, *common, "--out", str(tmp_path / "a")) == ExitCode.DONE
+        asked = len(reference.bodies)
+        again = ["--candidate", other.url, *common, "--reference-run", str(tmp_path / "a")]
+        assert call(*again, "--out", str(tmp_path / "b")) == ExitCode.ANSWERED_NO
+        assert (asked, len(reference.bodies), len(other.bodies)) == (180, 180, 90)
+        assert len((tmp_path / "b" / "calls.jsonl").read_text().splitlines()) == 270
+        few = Path(suite).with_name("few.jsonl")
+        few.write_text("\n".join(Path(suite).read_text().splitlines()[:5]))
+        assert call(*again, "--suite", str(few)) == ExitCode.USAGE
+        assert call(*again, "--reference-model", "other") == ExitCode.USAGE
 
 
 @pytest.mark.parametrize(
