@@ -45,6 +45,8 @@ if TYPE_CHECKING:
     metavar="SECONDS",
     help="Say so when a load has not advanced for this long. It is never stopped for that.",
 )
+@click.option("--name", help="How status, logs and stop call it.  [default: the alias and the port]")
+@click.option("--detach", is_flag=True, help="Come back when it is ready; it serves on without this terminal.")
 @click.option("--explain", is_flag=True, help="Show every setting an engine is given, with its reason, and stop.")
 @click.option("--dry-run", is_flag=True, help="Stop before the start; show the checks and the command.")
 @output_options
@@ -60,26 +62,27 @@ def command(app: App, /, **options: Any) -> int:  # noqa: ANN401 -- click's pars
       kimigguf serve UD-IQ1_M
       kimigguf serve /models/Kimi-K3-UD-IQ1_M-00001-of-00015.gguf --port 9000
       kimigguf plan UD-IQ1_M --json > plan.json; kimigguf serve --plan plan.json
-      kimigguf serve UD-IQ1_M -- --threads 64 --numa distribute
+      kimigguf serve UD-IQ1_M --detach -- --threads 64 --numa distribute
     """  # noqa: D301 -- \b is click's marker for text that must not be wrapped
     from kimigguf.cli.serve_show import (
         preflight_record,
         ready_record,
+        serve_detached,
         show_misfit,
         show_preflight,
         show_ready,
         show_settings,
     )
-    from kimigguf.engines.session import prepare_session, start
+    from kimigguf.engines.session import prepare_session, registered, start
     from kimigguf.placement.place import Shortfall
 
     if options.pop("explain"):
         return show_settings(app.show, app.environ)
-    stall_seconds = options.pop("stall_timeout")
+    detach = options.pop("detach")
     request = _request(options)
-    if hasattr(signal, "SIGHUP"):
-        # A closed terminal is a Ctrl-C: the same clean-up runs.
-        signal.signal(signal.SIGHUP, lambda *_: signal.raise_signal(signal.SIGINT))
+    if detach:
+        return serve_detached(app, request)
+    _stop_by_signal()
     with app.show.progress() as listen:
         prepared = prepare_session(request, app.environ, listen)
     if isinstance(prepared, Shortfall):
@@ -87,12 +90,28 @@ def command(app: App, /, **options: Any) -> int:  # noqa: ANN401 -- click's pars
     if request.dry_run:
         app.show.answer(preflight_record(prepared), lambda console: show_preflight(console, prepared))
         return ExitCode.ANSWERED_NO if prepared.blocked else ExitCode.DONE
-    with start(prepared) as session:
+    with start(prepared) as session, registered(session, app.environ):
         with app.show.progress() as listen:
-            session.wait_ready(listen, test=not request.no_selftest, stall_seconds=stall_seconds)
+            session.wait_ready(listen)
         app.show.answer(ready_record(session), lambda console: show_ready(console, session))
         session.server.wait()
     return ExitCode.DONE
+
+
+def _stop_by_signal() -> None:
+    """Let a supervisor's stop and a closed terminal be what a Ctrl-C is: the same clean-up runs.
+
+    Raised directly and not by way of SIGINT, which a shell ignores for what it starts with ``&``. What the user has
+    chosen to ignore (nohup) stays ignored.
+    """
+
+    def interrupt(_number: int, _frame: object) -> None:
+        raise KeyboardInterrupt
+
+    for name in ("SIGTERM", "SIGHUP"):
+        number = getattr(signal, name, None)
+        if number is not None and signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, interrupt)
 
 
 def _request(options: dict[str, Any]) -> "Request":

@@ -11,9 +11,10 @@ from kimigguf.units import duration, memory
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from kimigguf.cli.app import App
     from kimigguf.engines.evidence import Check
     from kimigguf.engines.report import ComparedDevice
-    from kimigguf.engines.session import Prepared, Session
+    from kimigguf.engines.session import Prepared, Request, Session
     from kimigguf.placement.place import Shortfall
 
 
@@ -43,6 +44,7 @@ def ready_record(session: "Session") -> dict[str, Any]:
         "state": str(server.state),
         "url": server.address.url,
         "base_url": f"{server.address.url}/v1",
+        "name": prepared.name,
         "model": server.alias,
         "pid": server.pid,
         "engine": {"kind": str(engine.kind), "path": engine.path, "version": engine.version, "build": engine.build},
@@ -163,6 +165,33 @@ def _snippet(base_url: str, model: str, *, needs_key: bool) -> tuple[str, ...]:
         "messages.append(reply.model_dump(exclude_none=True))  # with reasoning_content and tool_calls",
         'messages.append({"role": "user", "content": "And now?"})',
     )
+
+
+def serve_detached(app: "App", request: "Request") -> int:
+    """Start a server that outlives this command, and show how to reach it once it is ready."""
+    from kimigguf.engines.background import start_detached
+    from kimigguf.engines.session import server_name, state_folder
+
+    name = server_name(request, app.environ)
+    folder = state_folder(app.environ) / "logs"
+    with app.show.progress() as listen:
+        answer = start_detached(request.arguments(name), app.environ, folder=folder, name=name, listen=listen)
+    fits = answer["state"] == "ready"
+
+    def human(console: "Console") -> None:
+        if not fits:
+            console.print(f"it does not fit: {answer['reason']}", markup=False)
+            return
+        for line in (
+            f"ready after {duration(answer['load_seconds'])}: {answer['model']} at {answer['base_url']}",
+            f"  kimigguf status --name {name}",
+            f"  kimigguf logs --name {name} -f",
+            f"  kimigguf stop --name {name}",
+        ):
+            console.print(line, markup=False, soft_wrap=True)
+
+    app.show.answer(answer, human)
+    return ExitCode.DONE if fits else ExitCode.ANSWERED_NO
 
 
 def show_settings(show: Show, environ: Mapping[str, str]) -> int:

@@ -4,14 +4,16 @@ What the user asked for is checked before the engine, the engine before a byte i
 starts.
 """
 
+import os
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from kimigguf.download.store import StoredSet, models_dir, stored_at
-from kimigguf.engines import prepare
+from kimigguf.engines import prepare, registry
 from kimigguf.engines.command import Command, command, device_names, require_key
 from kimigguf.engines.discover import choose, known_flags
 from kimigguf.engines.engine import FoundEngine
@@ -23,7 +25,7 @@ from kimigguf.engines.passthrough import check_extra
 from kimigguf.engines.preflight import preflight
 from kimigguf.engines.report import Comparison
 from kimigguf.engines.selftest import Result, poster, selftest
-from kimigguf.engines.serving import ServingProfile, chat_template_arguments, load_serving
+from kimigguf.engines.serving import DEFAULT, ServingProfile, chat_template_arguments, load_serving
 from kimigguf.engines.sight import seen_by, unseen
 from kimigguf.engines.supervise import fresh_log
 from kimigguf.errors import MachineError, ServerError, UsageError
@@ -58,7 +60,33 @@ class Request:
     no_download: bool = False
     no_selftest: bool = False
     dry_run: bool = False
+    stall_timeout: float = STALL_SECONDS
+    name: str | None = None
     extra: tuple[str, ...] = ()
+
+    def arguments(self, name: str) -> tuple[str, ...]:
+        """What makes ``kimigguf serve`` ask for the same again, under ``name``."""
+        flags: list[str] = ["--name", name]
+        for flag, value in (
+            ("--plan", self.plan_path),
+            ("--engine", self.engine),
+            ("--engine-path", self.engine_path),
+            ("--host", self.host),
+            ("--port", self.port),
+            ("--context", self.context_tokens),
+            ("--slots", self.slots),
+            ("--effort", self.effort),
+            ("--alias", self.alias),
+            ("--models-dir", self.models_dir),
+            ("--api-key-file", self.api_key_file),
+            ("--stall-timeout", round(self.stall_timeout)),
+        ):
+            flags += [] if value is None else [flag, str(value)]
+        switches = {"--agent": self.agent, "--no-download": self.no_download, "--no-selftest": self.no_selftest}
+        flags += [flag for flag, on in switches.items() if on]
+        flags += [] if self.target is None else [self.target]
+        return (*flags, *(("--", *self.extra) if self.extra else ()))
+
     api_key_file: Path | None = None
 
 
@@ -66,6 +94,8 @@ class Request:
 class Prepared:
     """Everything a start needs, checked; nothing has been started."""
 
+    request: Request
+    name: str
     plan: Plan
     engine: FoundEngine
     command: Command
@@ -107,16 +137,16 @@ class Session:
         self.memory = Comparison(reason="not loaded yet")
         self.selftest: Result | None = None
 
-    def wait_ready(self, listen: Listener, *, test: bool = True, stall_seconds: float = STALL_SECONDS) -> None:
-        """Wait until it answers, then hold it to its plan and, with ``test``, to what a server must do.
+    def wait_ready(self, listen: Listener) -> None:
+        """Wait until it answers, then hold it to its plan and, unless asked not to, to what a server must do.
 
         Raises:
             ServerError: It died, or failed its self-test; with the reason.
         """
-        self.load_seconds = self.server.wait_ready(listen, stall_seconds=stall_seconds)
+        self.load_seconds = self.server.wait_ready(listen, stall_seconds=self.prepared.request.stall_timeout)
         plan, engine = self.prepared.plan, self.prepared.engine
         self.memory = compare_loaded(plan, self.server.log_text(), device_names(plan, engine))
-        if not test:
+        if self.prepared.request.no_selftest:
             return
         settings = plan.settings
         self.selftest = selftest(
@@ -153,6 +183,7 @@ def prepare_session(request: Request, environ: Mapping[str, str], listen: Listen
     address = Address(host=request.host, port=request.port)
     key = _key(request)
     require_free(address)
+    name = server_name(request, environ)
     made = _replayed(request, environ, listen) if request.plan_path else _planned(request, environ, listen)
     if isinstance(made, Shortfall):
         return made
@@ -187,6 +218,8 @@ def prepare_session(request: Request, environ: Mapping[str, str], listen: Listen
         log_folder=folder / "logs",
     )
     return Prepared(
+        request=request,
+        name=name,
         plan=plan,
         engine=engine,
         command=run,
@@ -198,6 +231,48 @@ def prepare_session(request: Request, environ: Mapping[str, str], listen: Listen
         log_folder=folder / "logs",
         checks=checks,
     )
+
+
+def server_name(request: Request, environ: Mapping[str, str]) -> str:
+    """How the server is called: as asked, else by its model and port.
+
+    Raises:
+        UsageError: ``bad-name``, ``name-in-use``.
+    """
+    name = registry.check_name(request.name or f"{request.alias or DEFAULT}-{request.port}")
+    registry.require_new(servers_folder(environ), name)
+    return name
+
+
+def servers_folder(environ: Mapping[str, str]) -> Path:
+    """Where the running servers are registered."""
+    return state_folder(environ) / "servers"
+
+
+def registered(session: Session, environ: Mapping[str, str]) -> AbstractContextManager[None]:
+    """Have a started server in the registry while the block runs, so that ``status`` and ``stop`` find it."""
+    prepared, server = session.prepared, session.server
+    supervisor, engine = registry.ProcessId.of(os.getpid()), registry.ProcessId.of(server.pid)
+    if supervisor is None or engine is None:  # the engine has died already; whoever waits for it will say so
+        return nullcontext()
+    request = prepared.request
+    entry = registry.Entry(
+        name=prepared.name,
+        supervisor=supervisor,
+        engine=engine,
+        host=request.host,
+        port=request.port,
+        alias=prepared.alias,
+        quant=prepared.plan.model.quant,
+        log=str(server.log),
+        plan_file=str(prepared.plan_file),
+        arguments=request.arguments(prepared.name),
+        folder=str(Path.cwd()),
+        started_at=registry.now(),
+        planned_bytes=sum(row.size_bytes or 0 for row in prepared.plan.ledger.rows),
+        api_key_file=str(request.api_key_file.absolute()) if request.api_key_file else None,
+    )
+    return registry.entered(servers_folder(environ), entry)
 
 
 def start(prepared: Prepared) -> Session:

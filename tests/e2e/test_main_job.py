@@ -262,7 +262,7 @@ def test_a_stopped_service_or_a_closed_terminal_leaves_no_engine(stocked: House,
     with stocked.serving() as process:
         assert stocked.stop(process, number) == 130
     assert until(lambda: stocked.left_behind() == [])
-    assert not is_open(stocked.port)
+    assert until(lambda: not is_open(stocked.port))
 
 
 @pytest.mark.engine
@@ -272,7 +272,7 @@ def test_a_killed_serve_leaves_no_engine(stocked: House) -> None:
     with stocked.serving() as process:
         stocked.stop(process, signal.SIGKILL)
     assert until(lambda: stocked.left_behind() == [])
-    assert not is_open(stocked.port)
+    assert until(lambda: not is_open(stocked.port))
 
 
 @pytest.mark.engine

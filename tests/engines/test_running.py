@@ -73,8 +73,8 @@ def test_it_serves_two_turns_with_k3s_defaults_and_leaves_nothing(kind: str, tin
         assert again["choices"][0]["message"]["reasoning_content"]
         assert (get(server.address, "/metrics") or (0, b""))[0] == 200
         pid, port = server.pid, server.address.port
-    assert not is_running(pid)
-    assert not is_open(port)
+    assert until(lambda: not is_running(pid))
+    assert until(lambda: not is_open(port))
     loads = [event for event in seen if isinstance(event, Advance)]
     assert loads[-1].done_bytes == loads[-1].total_bytes
 

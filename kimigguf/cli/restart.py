@@ -1,0 +1,38 @@
+"""``kimigguf restart``: the same server once more."""
+
+import click
+
+from kimigguf.cli.app import App
+from kimigguf.cli.show import output_options
+from kimigguf.errors import ExitCode
+
+
+@click.command("restart", short_help="Stop a server and start it as it was.")
+@click.option("--name", help="Which server; not needed where one runs.")
+@output_options
+@click.pass_obj
+def command(app: App, name: str | None) -> int:
+    """Stop a server and start it again in the background with the same arguments.
+
+    \b
+    Example:
+      kimigguf restart
+    """  # noqa: D301 -- \b is click's marker for text that must not be wrapped
+    from kimigguf.engines.background import start_detached
+    from kimigguf.engines.registry import entries, find, stop
+    from kimigguf.engines.session import servers_folder, state_folder
+
+    folder = servers_folder(app.environ)
+    entry = find(folder, name)
+    app.show.note(f"stopping {entry.name}")
+    stop(entry)
+    entries(folder)  # clears what is left of its registration
+    logs = state_folder(app.environ) / "logs"
+    with app.show.progress() as listen:
+        answer = start_detached(
+            entry.arguments, app.environ, folder=logs, name=entry.name, listen=listen, working_folder=entry.folder
+        )
+    ready = answer["state"] == "ready"
+    words = f"ready: {answer['base_url']}" if ready else f"it does not fit any more: {answer['reason']}"
+    app.show.answer(answer, lambda console: console.print(words, markup=False))
+    return ExitCode.DONE if ready else ExitCode.ANSWERED_NO

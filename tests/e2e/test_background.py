@@ -1,0 +1,124 @@
+"""A server that is left running: started, looked at, restarted, stopped - also after its supervisor was killed."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny_k3
+from fakes.processes import free_port, is_open, until, with_word
+
+pytestmark = pytest.mark.engine
+
+
+@dataclass(slots=True)
+class Place:
+    home: Path
+    model: Path
+    port: int
+
+    def environ(self) -> dict[str, str]:
+        return {"PATH": os.environ["PATH"], "HOME": str(self.home), "XDG_STATE_HOME": str(self.home / "state")}
+
+    def run(self, *argv: str) -> "subprocess.CompletedProcess[str]":
+        return subprocess.run(
+            [sys.executable, "-m", "kimigguf", *argv],
+            env=self.environ(), capture_output=True, text=True, timeout=120, check=False,
+        )  # fmt: skip
+
+    def json(self, *argv: str) -> tuple[int, dict[str, Any]]:
+        done = self.run(*argv, "--json")
+        assert done.stdout, done.stderr
+        return done.returncode, json.loads(done.stdout)
+
+    def start(self) -> dict[str, Any]:
+        port = str(self.port)
+        done = self.run(
+            "serve", str(self.model), "--json", "--engine", "embedded", "--port", port, "--context", "4096",
+            "--no-selftest", "--detach",
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        answer: dict[str, Any] = json.loads(done.stdout)
+        return answer
+
+    def left(self) -> list[int]:
+        return with_word(str(self.home))
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model")
+    tiny_k3.write(folder)
+    return folder
+
+
+@pytest.fixture
+def place(model: Path, tmp_path: Path) -> Iterator[Place]:
+    place = Place(tmp_path, model, free_port())
+    yield place
+    place.run("stop", "--all")
+    for pid in place.left():
+        os.kill(pid, signal.SIGKILL)
+
+
+def test_it_is_started_looked_at_restarted_and_stopped(place: Place) -> None:
+    answer = place.start()
+    assert is_open(place.port)
+    code, status = place.json("status")
+    (server,) = status["servers"]
+    assert code == 0
+    assert (server["name"], server["state"]) == (answer["name"], "ready")
+    assert server["pid"] == answer["pid"]
+    assert server["planned_bytes"] > 0
+    assert server["resident_bytes"] > 0
+    assert (server["slots"], server["slots_busy"]) == (1, 0)
+    assert "model loaded" in place.run("logs").stdout
+
+    second = place.run("serve", str(place.model), "--port", str(place.port), "--json", "--detach")
+    assert second.returncode in {2, 3}  # neither the port nor the name can be had twice
+
+    code, again = place.json("restart")
+    assert code == 0
+    assert again["pid"] != answer["pid"]
+    assert again["command"] == answer["command"]
+
+    code, stopped = place.json("stop")
+    assert (code, stopped["stopped"]) == (0, [answer["name"]])
+    assert until(lambda: not is_open(place.port))
+    assert until(lambda: place.left() == [])
+    assert place.json("status") == (1, {"schema": "kimigguf.status/1", "servers": []})
+
+
+def test_a_killed_supervisor_leaves_nothing_to_find(place: Place) -> None:
+    place.start()
+    (server,) = place.json("status")[1]["servers"]
+    os.kill(server["supervisor_pid"], signal.SIGKILL)
+    assert until(lambda: place.left() == [])
+    assert place.json("status")[1]["servers"] == []
+
+
+def test_a_start_that_fails_says_why_as_in_the_foreground(place: Place) -> None:
+    done = place.run("serve", str(place.home / "nothing.gguf"), "--json", "--detach", "--port", str(place.port))
+    assert done.returncode in {2, 5}
+    assert "nothing.gguf" in json.loads(done.stderr.splitlines()[-1])["message"]
+    assert place.left() == []
+
+
+def test_sigterm_ends_a_server_that_a_script_started_with_an_ampersand(place: Place) -> None:
+    """A shell without job control starts such a process with SIGINT ignored."""
+    argv = f"{sys.executable} -m kimigguf serve {place.model} --engine embedded --port {place.port} --no-selftest"
+    script = f"{argv} >{place.home}/out 2>{place.home}/err & echo $!"
+    started = subprocess.run(
+        ["sh", "-c", script], env=place.environ(), capture_output=True, text=True, timeout=30, check=True
+    )
+    pid = int(started.stdout)
+    assert until(lambda: is_open(place.port), seconds=60)
+    os.kill(pid, signal.SIGTERM)
+    assert until(lambda: place.left() == [], seconds=20)
+    assert until(lambda: not is_open(place.port))

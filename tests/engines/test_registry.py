@@ -1,0 +1,149 @@
+"""The registry of running servers: files are never believed over the process table."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from fakes.processes import free_port, is_running, until
+
+from kimigguf.engines.registry import (
+    Entry,
+    Life,
+    ProcessId,
+    check_name,
+    entered,
+    entries,
+    find,
+    life_of,
+    metrics,
+    require_new,
+    stop,
+)
+from kimigguf.errors import UsageError
+
+SLEEP = [sys.executable, "-c", "import time; time.sleep(60)"]
+
+
+def me() -> ProcessId:
+    found = ProcessId.of(os.getpid())
+    assert found is not None
+    return found
+
+
+def entry(name: str = "k3", *, supervisor: ProcessId | None = None, engine: ProcessId | None = None) -> Entry:
+    return Entry(
+        name=name,
+        supervisor=supervisor or me(),
+        engine=engine or me(),
+        host="127.0.0.1",
+        port=free_port(),
+        alias="kimi-k3",
+        quant=None,
+        log="/dev/null",
+        plan_file="p.json",
+        arguments=("UD-IQ1_M",),
+        folder="/",
+        started_at="2026-11-30T00:00:00Z",
+        planned_bytes=1,
+    )
+
+
+def ended() -> ProcessId:
+    """A process that has ended: its id may be another's any moment."""
+    with subprocess.Popen([sys.executable, "-c", "pass"]) as process:
+        found = ProcessId.of(process.pid)
+    assert found is not None
+    return found
+
+
+def test_a_server_is_registered_while_it_runs_and_readable_by_its_owner_alone(tmp_path: Path) -> None:
+    mine = entry()
+    with entered(tmp_path, mine):
+        assert entries(tmp_path) == (mine,)
+        assert (tmp_path / "k3.json").stat().st_mode & 0o077 == 0
+    assert entries(tmp_path) == ()
+
+
+def test_a_process_id_that_another_process_has_by_now_is_not_taken_for_ours(tmp_path: Path) -> None:
+    """After a reboot the file is still there and the id belongs to anybody: to stop that would be a disaster."""
+    before_reboot = replace(me(), started=me().started - 1000)
+    assert before_reboot.process() is None
+    other = entry(supervisor=before_reboot, engine=before_reboot)
+    assert life_of(other) is Life.GONE
+    stop(other, grace_seconds=0.1)  # this test would end here
+    assert is_running(os.getpid())
+
+
+def test_files_of_servers_that_are_gone_are_cleared(tmp_path: Path) -> None:
+    gone = ended()
+    with entered(tmp_path, entry(supervisor=gone, engine=gone)):
+        assert entries(tmp_path) == ()
+        assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("content", ["", "{}", "no json", json.dumps({"schema": "kimigguf.server/9"})])
+def test_a_file_that_is_no_registration_does_no_harm(tmp_path: Path, content: str) -> None:
+    (tmp_path / "x.json").write_text(content)
+    assert entries(tmp_path) == ()
+
+
+def test_an_engine_whose_supervisor_was_killed_is_found_and_stopped(tmp_path: Path) -> None:
+    engine = subprocess.Popen(SLEEP, start_new_session=True)
+    try:
+        running = ProcessId.of(engine.pid)
+        assert running is not None
+        orphan = entry(supervisor=ended(), engine=running)
+        with entered(tmp_path, orphan):
+            assert life_of(orphan) is Life.ORPHANED
+            assert entries(tmp_path) == (orphan,)
+            stop(orphan, grace_seconds=5)
+            assert until(lambda: not is_running(engine.pid))
+    finally:
+        engine.kill()
+        engine.wait()
+
+
+def test_a_living_engine_that_does_not_answer_is_silent_not_ready() -> None:
+    assert life_of(entry()) is Life.SILENT
+
+
+def test_one_server_needs_no_name_and_several_do(tmp_path: Path) -> None:
+    with pytest.raises(UsageError) as caught:
+        find(tmp_path, None)
+    assert caught.value.code == "no-server"
+    with entered(tmp_path, entry("a")):
+        assert find(tmp_path, None).name == "a"
+        with entered(tmp_path, entry("b")):
+            with pytest.raises(UsageError) as caught:
+                find(tmp_path, None)
+            assert caught.value.code == "which-server"
+            assert "a, b" in (caught.value.hint or "")
+            assert find(tmp_path, "b").name == "b"
+            with pytest.raises(UsageError) as caught:
+                find(tmp_path, "c")
+            assert "a, b" in (caught.value.hint or "")
+
+
+def test_a_name_in_use_is_refused(tmp_path: Path) -> None:
+    with entered(tmp_path, entry("a")):
+        with pytest.raises(UsageError):
+            require_new(tmp_path, "a")
+        require_new(tmp_path, "b")
+
+
+@pytest.mark.parametrize("name", ["", "../x", "a/b", ".hidden", "x" * 65, "a b"])
+def test_a_name_that_would_leave_the_folder_is_refused(name: str) -> None:
+    with pytest.raises(UsageError):
+        check_name(name)
+
+
+def test_prometheus_numbers_are_read_by_name() -> None:
+    page = (
+        "# HELP llamacpp:prompt_tokens_total Number of prompt tokens\n# TYPE llamacpp:prompt_tokens_total counter\n"
+        "llamacpp:prompt_tokens_total 345\nllamacpp:predicted_tokens_seconds 5.25\nbroken\n"
+    )
+    assert metrics(page) == {"prompt_tokens_total": 345.0, "predicted_tokens_seconds": 5.25}
