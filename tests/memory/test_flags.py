@@ -1,0 +1,179 @@
+"""llama-server's flags, read as llama-server reads them."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kimigguf.catalogue.profiles import find_quant, load_model
+from kimigguf.errors import UsageError
+from kimigguf.memory.flags import Parsed, parse
+from kimigguf.memory.layout import HOST
+from kimigguf.memory.model import ModelSpec
+from kimigguf.memory.settings import KvType, Settings
+from kimigguf.units import GIB, MIB
+
+PROFILE = load_model(environ={})
+SPEC = ModelSpec.from_profile(PROFILE, find_quant(PROFILE, "UD-IQ1_S"))
+
+
+def read(line: str, devices: int = 2) -> Parsed:
+    return parse(line.split(), SPEC, devices=devices)
+
+
+def test_no_flags_mean_what_they_mean_to_llama_server() -> None:
+    parsed = read("", devices=0)
+    assert parsed.settings == Settings(
+        context_tokens=1_048_576, slots=4, batch_tokens=2048, ubatch_tokens=512, checkpoints=32,
+        prompt_cache_bytes=8 * GIB, repack=True, unified_cache=True,
+    )  # fmt: skip
+    assert any("-np" in note for note in parsed.notes)
+
+
+@pytest.mark.parametrize(
+    ("line", "changed"),
+    [
+        ("-c 4096", {"context_tokens": 4096}),
+        ("--ctx-size=4096", {"context_tokens": 4096}),
+        ("-c 0", {}),
+        ("--kv-unified-per-slot 5000 -np 2", {"context_tokens": 10_000, "slots": 2}),
+        ("-np 2 -kvu", {"slots": 2, "unified_cache": True}),
+        ("-np -1", {"slots": 4, "unified_cache": True}),
+        ("-ub 128 -b 256", {"ubatch_tokens": 128, "batch_tokens": 256}),
+        ("-ub 0", {"ubatch_tokens": 2048}),
+        ("-ctk q8_0 -ctv q8_0", {"kv_type": KvType.Q8_0}),
+        ("-fa off", {"flash_attention": False}),
+        ("-fa 0", {"flash_attention": False}),
+        ("-nkvo", {"kv_offload": False}),
+        ("-nkvo -kvo", {}),
+        ("--no-repack", {"repack": False}),
+        ("-nr --repack", {}),
+        ("--ctx-checkpoints 3", {"checkpoints": 3}),
+        ("--cache-ram 512", {"prompt_cache_bytes": 512 * MIB}),
+        ("-cram -1", {"prompt_cache_bytes": 0, "prompt_cache_is_capped": False}),
+        ("--temp -1 -c 512", {"context_tokens": 512}),
+    ],
+)
+def test_each_flag_changes_its_setting_and_nothing_else(line: str, changed: dict[str, object]) -> None:
+    plain = read("-np 1").settings
+    assert read(f"-np 1 {line}").settings == replace(plain, **changed)  # type: ignore[arg-type]  # fields by name
+
+
+@pytest.mark.parametrize(
+    ("line", "code"),
+    [
+        ("-c many", "bad-flag"),
+        ("-c -5", "bad-flag"),
+        ("-c", "bad-flag"),
+        ("-np 0", "bad-flag"),
+        ("-np 257", "bad-flag"),
+        ("-fa maybe", "bad-flag"),
+        ("-ctk q3 -ctv q3", "bad-flag"),
+        ("-ctk q8_0", "mixed-cache-types"),
+        ("-fa off -ctk q8_0 -ctv q8_0", "needs-flash-attention"),
+        ("-ts 1,x", "bad-flag"),
+        ("-ot exps", "bad-flag"),
+        ("-ot (=CPU", "bad-flag"),
+        ("-ot exps=CUDA2", "bad-flag"),
+        ("-ncmoe -1", "bad-flag"),
+        ("-sm row", "unsupported-flag"),
+        ("-sm none -mg 2", "bad-flag"),
+        ("-dev CUDA7", "bad-flag"),
+    ],
+)
+def test_what_llama_server_would_refuse_is_refused_with_its_name(line: str, code: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        read(line)
+    assert caught.value.code == code
+
+
+def counts(parsed: Parsed) -> tuple[list[int], list[int]]:
+    """Layers and layers' experts on each device and, last, on the host."""
+    places = [*range(len(parsed.layout.devices)), HOST]
+    return (
+        [sum(layer.trunk == place for layer in parsed.layout.layers) for place in places],
+        [sum(layer.experts == place for layer in parsed.layout.layers) for place in places],
+    )
+
+
+@pytest.mark.parametrize(
+    ("line", "trunk", "experts", "head"),
+    [
+        ("-ngl 99", [47, 46, 0], [47, 46, 0], 1),
+        ("-ngl 94", [47, 46, 0], [47, 46, 0], 1),
+        ("-ngl 93", [47, 45, 1], [47, 45, 1], 1),
+        ("-ngl 1", [0, 0, 93], [0, 0, 93], 0),
+        ("-ngl 0", [0, 0, 93], [0, 0, 93], HOST),
+        ("-ngl all -ts 1,0", [93, 0, 0], [93, 0, 0], 0),
+        ("-ngl auto -ts 3/1", [71, 22, 0], [71, 22, 0], 1),
+        ("-cmoe", [47, 46, 0], [1, 0, 92], 1),
+        ("-ncmoe 50", [47, 46, 0], [1, 43, 49], 1),
+        ("-ot exps=CUDA1", [47, 46, 0], [1, 92, 0], 1),
+    ],
+)
+def test_layers_and_experts_are_dealt_as_llama_cpp_deals_them(
+    line: str, trunk: list[int], experts: list[int], head: int | None
+) -> None:
+    parsed = read(line)
+    # Layer 0 is dense: it has no experts, and their place is its own.
+    assert counts(parsed) == (trunk, experts)
+    assert parsed.layout.head == head
+
+
+def test_the_first_pattern_that_matches_decides_and_single_tensors_may_go_their_own_way() -> None:
+    parsed = read(r"-ot blk\.5\.ffn_up_exps=CUDA1,blk\.5\.ffn=CPU -ot output\.weight=CPU -cmoe")
+    moved = dict(parsed.layout.moved)
+    assert moved["blk.5.ffn_up_exps.weight"] == 1
+    assert moved["blk.5.ffn_gate_exps.weight"] is HOST
+    assert moved["blk.5.ffn_gate_inp.weight"] is HOST
+    assert moved["output.weight"] is HOST
+    assert "blk.5.attn_q.weight" not in moved
+    assert parsed.layout.layers[6].experts is HOST
+    assert parsed.layout.is_overridden
+
+
+def test_an_override_that_matches_nothing_still_stops_pipelining() -> None:
+    assert read("-ot nothing=CPU").layout.is_overridden
+    assert not read("-ngl 99").layout.is_overridden
+
+
+def test_devices_that_are_not_used_are_not_there() -> None:
+    assert read("-dev CUDA1").layout.devices == ("gpu1",)
+    assert read("-dev none").layout.devices == ()
+    assert read("-sm none -mg 1").layout.devices == ("gpu1",)
+
+
+def test_layers_follow_free_memory_where_the_line_does_not_say() -> None:
+    parsed = parse(["-ngl", "99"], SPEC, devices=2, weights=(3 * GIB, GIB))
+    assert counts(parsed)[0] == [71, 22, 0]
+
+
+def test_attention_that_would_leave_its_layer_turns_automatic_flash_attention_off() -> None:
+    assert read("-fa auto -nkvo").settings.flash_attention
+    assert not read("-fa auto -nkvo -ot attn_v_b=CPU").settings.flash_attention
+    with pytest.raises(UsageError):
+        read("-nkvo -ot attn_v_b=CPU -ctk q8_0 -ctv q8_0")
+
+
+def test_flags_without_a_say_in_memory_are_listed_with_their_values() -> None:
+    parsed = read("--host 0.0.0.0 --jinja --temp -0.5 -m x.gguf --metrics -v --unheard-of thing -c 512")
+    assert parsed.ignored == (
+        "--host 0.0.0.0", "--jinja", "--temp -0.5", "-m x.gguf", "--metrics", "-v", "--unheard-of thing",
+    )  # fmt: skip
+    assert parsed.settings.context_tokens == 512
+
+
+def test_a_projector_is_handed_on_unless_it_is_taken_back() -> None:
+    assert read("--mmproj p.gguf").projector == "p.gguf"
+    assert read("--mmproj p.gguf --no-mmproj").projector is None
+
+
+@given(st.lists(st.text(max_size=12), max_size=8))
+def test_any_words_give_an_answer_or_a_named_refusal(words: list[str]) -> None:
+    try:
+        parsed = parse(words, SPEC, devices=1)
+    except UsageError as error:
+        assert error.code  # noqa: PT017 -- either outcome is right; what may not happen is another exception
+    else:
+        assert len(parsed.layout.layers) == 93
