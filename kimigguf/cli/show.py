@@ -127,10 +127,14 @@ def _write_ndjson(event: "Event") -> None:
 
 
 class _Lines:
-    """Plain lines for logs: steps and notices at once, progress every ten seconds and at its end."""
+    """Plain lines for logs: steps and notices at once, progress every ten seconds and at its end.
+
+    Where an activity has a total, that is the line; its items are only told when they are done.
+    """
 
     def __init__(self) -> None:
         self._last: dict[str, float] = {}
+        self._first: dict[str, tuple[float, int]] = {}
 
     def __call__(self, event: "Event") -> None:
         from kimigguf.events import Notice, Step
@@ -144,12 +148,21 @@ class _Lines:
     def _advance(self, event: "Advance") -> str | None:
         from kimigguf import units
 
-        now = time.monotonic()
+        now, done = time.monotonic(), event.done_bytes == event.total_bytes
         key = f"{event.activity} {event.item}"
-        if event.done_bytes != event.total_bytes and now - self._last.setdefault(key, now) < _LINE_EVERY_SECONDS:
-            return None
+        began, before = self._first.setdefault(key, (now, event.done_bytes))
+        if not done:
+            if event.item != "total" and f"{event.activity} total" in self._first:
+                return None
+            if now - self._last.setdefault(key, now) < _LINE_EVERY_SECONDS:
+                return None
         self._last[key] = now
-        return f"{key}: {units.storage(event.done_bytes)} of {units.storage(event.total_bytes)}"
+        line = f"{key}: {units.storage(event.done_bytes)} of {units.storage(event.total_bytes)}"
+        speed = (event.done_bytes - before) / (now - began) if now > began else 0.0
+        if done or speed <= 0:
+            return line
+        left = None if event.total_bytes is None else (event.total_bytes - event.done_bytes) / speed
+        return f"{line}, {units.rate(speed)}, {units.duration(left)} left"
 
 
 @contextmanager

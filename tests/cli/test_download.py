@@ -3,6 +3,10 @@
 import json
 import os
 import shutil
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +19,7 @@ from fakes.hub_faults import Fault, Kind, always
 from kimigguf.catalogue.profiles import load_model
 from kimigguf.cli.app import App, run
 from kimigguf.cli.show import Show
+from kimigguf.events import Advance
 
 REPOSITORY = "unsloth/Kimi-K3-GGUF"
 PINNED = str(load_model().repository.commit)
@@ -201,12 +206,12 @@ def test_the_token_reaches_the_hub_alone(house: House) -> None:
 def test_ctrl_c_exits_with_130_and_leaves_nothing_that_looks_whole(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from kimigguf.download import fetch
+    from kimigguf.download.transfer import Transfer
 
     def interrupted(_self: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(fetch._Transfer, "_report", interrupted)
+    monkeypatch.setattr(Transfer, "_report", interrupted)
     house.hub.bytes_per_second = 1_000_000
     assert house("download", "UD-IQ1_M") == 130
     monkeypatch.undo()
@@ -215,6 +220,46 @@ def test_ctrl_c_exits_with_130_and_leaves_nothing_that_looks_whole(
         assert path.read_bytes() == (house.root / REPOSITORY / "UD-IQ1_M" / path.name).read_bytes()
     assert house.json("list")["sets"][0]["state"] == "partial"
     assert house.json("download", "UD-IQ1_M")["state"] == "whole"
+
+
+@pytest.mark.parametrize("signal_number", [signal.SIGINT, signal.SIGTERM])
+def test_a_real_stop_ends_a_real_download_at_once_and_loses_nothing(house: House, signal_number: int) -> None:
+    house.hub.bytes_per_second = 300_000
+    command = [sys.executable, "-m", "kimigguf", "download", "UD-IQ1_M", "--json"]
+    process = subprocess.Popen(
+        command, env={**os.environ, **house.environ}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    until = time.monotonic() + 60
+    while sum(house.hub.sent_bytes.values()) < 1_500_000 and time.monotonic() < until:
+        time.sleep(0.02)
+    asked = time.monotonic()
+    process.send_signal(signal_number)
+    out, err = process.communicate(timeout=60)
+    assert time.monotonic() - asked < 10
+    assert (process.returncode, out) == (130, ""), err
+    assert "Traceback" not in err
+    house.hub.bytes_per_second = None
+    house.hub.sent_bytes.clear()
+    assert house.json("list")["sets"][0]["state"] == "partial"
+    assert house.json("download", "UD-IQ1_M")["state"] == "whole"
+
+
+def test_a_log_gets_one_line_in_ten_seconds_with_rate_and_time_left(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 100.0
+    monkeypatch.setattr("time.monotonic", lambda: now)
+    with Show().progress() as listen:
+        for _ in range(61):
+            done = int(now - 100) * 10**9
+            listen(Advance(activity="fetch", item="total", done_bytes=done, total_bytes=120 * 10**9))
+            listen(Advance(activity="fetch", item="x.gguf", done_bytes=done // 2, total_bytes=40 * 10**9))
+            now += 1
+        listen(Advance(activity="fetch", item="x.gguf", done_bytes=40 * 10**9, total_bytes=40 * 10**9))
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 7
+    assert lines[2] == "fetch total: 30.0 GB of 120.0 GB, 1.0 GB/s, 1 min 30 s left"
+    assert lines[-1] == "fetch x.gguf: 40.0 GB of 40.0 GB"
 
 
 def test_verify_names_the_bad_shard_and_repair_mends_it(house: House) -> None:

@@ -1,8 +1,10 @@
 """A disk that is full, for real: a small tmpfs, where this machine lets the tests mount one."""
 
 import contextlib
+import itertools
 import os
 import subprocess
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -60,13 +62,12 @@ def test_a_disk_that_fills_up_midway_keeps_the_parts_and_goes_on_after_room_is_m
     scene: Scene, small_disk: Path, nth: int
 ) -> None:
     scene.models = small_disk / "models"
-    seen = 0
+    turns, filled = itertools.count(1), threading.Event()
 
     def before(request: object) -> None:
-        nonlocal seen
-        seen += bool(getattr(request, "body", False))
-        if seen == nth:
+        if getattr(request, "body", False) and next(turns) == nth:
             fill(small_disk / "ballast")
+            filled.set()
 
     scene.hub.before = before
     with pytest.raises(MachineError) as error:
@@ -75,6 +76,7 @@ def test_a_disk_that_fills_up_midway_keeps_the_parts_and_goes_on_after_room_is_m
     assert error.value.exit_code == 3
     scene.assert_nothing_wrong()
     scene.hub.before = None
+    assert filled.wait(10)
     kept = look(scene.folder)
     assert kept is not None
     assert kept.state is SetState.PARTIAL
