@@ -236,6 +236,10 @@ def command(
       kimigguf inspect --report        paste this into a bug report
       kimigguf inspect --measure --save box.toml
     """  # noqa: D301 -- \b is click's marker for text that must not be wrapped
+    if save is not None and not force:
+        from kimigguf.hardware.machines import refuse_existing
+
+        refuse_existing(save)  # before the half minute that a measurement takes
     picture = look(app)
     if measure:
         picture = measured(app, picture, models_dir)

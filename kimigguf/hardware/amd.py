@@ -32,16 +32,22 @@ _APU_DEVICES: Final[Mapping[int, str]] = {
     0x74A0: "Instinct MI300A",
 }
 """PCI device ids of integrated GPUs, for kernels and containers that show no gpu_metrics."""
+_ONE_POOL: Final = frozenset({0x74A0})
+"""APUs without any carve-out: the driver calls the host's whole memory VRAM, and MemTotal is the same memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pools:
-    """A card's memory in bytes: ``vram`` its own (an APU's carve-out), ``gtt`` what it may map of the host's."""
+    """A card's memory in bytes: ``vram`` its own (an APU's carve-out), ``gtt`` what it may map of the host's.
+
+    ``one_pool``: what the driver calls VRAM is the host's memory itself.
+    """
 
     vram: int | None
     vram_used: int | None
     gtt: int | None
     is_apu: bool | None
+    one_pool: bool = False
 
 
 def parse_metrics_format(data: bytes) -> int | None:
@@ -68,6 +74,11 @@ def parse_pools(where: str, name: str | None, pools: Pools) -> tuple[Accelerator
     if pools.is_apu is None:
         reason = "neither the device id nor gpu_metrics tells whether it is integrated"
         return Accelerator(name=name, backend=Backend.ROCM), [Unknown(what=f"{where}.memory_kind", reason=reason)], []
+    if pools.one_pool:
+        card = Accelerator(
+            name=name, backend=Backend.ROCM, memory_kind=MemoryKind.UNIFIED, working_set_bytes=pools.vram
+        )
+        return card, [], []
     if pools.is_apu and (pools.vram or 0) <= (pools.gtt or 0):
         ceiling = None if pools.gtt is None else pools.gtt + (pools.vram or 0)
         note = f"{name or where} works in the host's RAM: it may map {memory(pools.gtt)} of it"
@@ -126,6 +137,7 @@ def read_pools(host: Host, card: GraphicsCard) -> Pools:
         vram_used=host.number(f"{card.folder}/mem_info_vram_used"),
         gtt=host.number(f"{card.folder}/mem_info_gtt_total"),
         is_apu=is_apu(card.device, parse_metrics_format(metrics)),
+        one_pool=card.device in _ONE_POOL,
     )
 
 

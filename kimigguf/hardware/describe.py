@@ -42,7 +42,7 @@ def ram_line(ram: Ram) -> str:
     """Total, available, what control groups allow and swap: ``768.0 GiB · 700.1 GiB available · swap 8.0 GiB``."""
     limit = ""
     if ram.cgroup_limit_bytes is not None:
-        limit = f"cgroup limit {memory(ram.cgroup_limit_bytes)}, {memory(ram.cgroup_available_bytes)} of it left"
+        limit = f"cgroup {memory(ram.cgroup_limit_bytes)}, {memory(ram.cgroup_available_bytes)} left"
     speed = f"reads {rate(ram.read_bytes_per_second)}" if ram.read_bytes_per_second is not None else ""
     return _joined(
         memory(ram.total_bytes) if ram.total_bytes is not None else "unknown size",

@@ -5,6 +5,7 @@ and sizes are bytes or text such as "768GiB". One addition: an accelerator may c
 cards are written once.
 """
 
+import errno
 import os
 import shlex
 from collections.abc import Mapping
@@ -20,6 +21,8 @@ from kimigguf.hardware.snapshot import Accelerator, Machine
 
 KIND: Final = "machines"
 _MAX_COUNT: Final = 1024
+_NO_HARD_LINKS: Final = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})
+"""What file systems without hard links (FAT, some network ones) answer."""
 _SILENT: Final = frozenset({"drivers", "unknown", "notices", "members"})
 """Lists whose absence from a file says the same as an empty list."""
 
@@ -142,20 +145,42 @@ def save(machine: Machine, path: Path, *, overwrite: bool = False) -> None:
     comment = f"# Written by `kimigguf inspect --save`; use it with `--machine {shlex.quote(str(path))}`."
     temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
+        if not overwrite:
+            refuse_existing(path)
         temporary.write_text(f"{comment}\n{to_toml(machine)}", encoding="utf-8")
-        if overwrite:
-            temporary.replace(path)
-        else:
-            # A hard link is the one way to give a name only if it is free, without a gap for another process.
-            path.hardlink_to(temporary)
-    except FileExistsError as error:
-        raise UsageError(
-            f"{path} exists", code="file-exists", hint="choose another name, or add --force to write over it"
-        ) from error
+        _give_name(temporary, path, overwrite=overwrite)
+    except FileExistsError:
+        refuse_existing(path)
+        raise
     except OSError as error:
-        raise UsageError(f"cannot write {path}", code="cannot-write", cause=error.strerror) from error
+        hint = "choose a folder that is there and that you may write"
+        raise UsageError(f"cannot write {path}", code="cannot-write", cause=error.strerror, hint=hint) from error
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def _give_name(temporary: Path, path: Path, *, overwrite: bool) -> None:
+    """Put a whole file in its place. A hard link takes a name only if it is free, with no gap for another process."""
+    if not overwrite:
+        try:
+            path.hardlink_to(temporary)
+        except OSError as error:
+            if error.errno not in _NO_HARD_LINKS:
+                raise
+        else:
+            return
+    temporary.replace(path)
+
+
+def refuse_existing(path: Path) -> None:
+    """Say no to a file that is there already, before anything is done for it.
+
+    Raises:
+        UsageError: ``file-exists``.
+    """
+    if path.exists():
+        hint = "choose another name, or add --force to write over it"
+        raise UsageError(f"{path} exists", code="file-exists", hint=hint)
 
 
 def known_accelerators(environ: Mapping[str, str] = os.environ) -> tuple[Accelerator, ...]:

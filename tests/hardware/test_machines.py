@@ -129,6 +129,32 @@ def test_a_file_is_not_overwritten_unasked_and_nothing_half_written_is_left(tmp_
     assert [p.name for p in tmp_path.iterdir()] == ["m.toml"]
 
 
+def test_a_file_system_without_hard_links_gets_its_file_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_self: Path, _target: Path) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(Path, "hardlink_to", refuse)
+    save(FULL, tmp_path / "m.toml")
+    assert load_file(tmp_path / "m.toml") == FULL
+    with pytest.raises(UsageError, match="exists"):
+        save(FULL, tmp_path / "m.toml")
+
+
+def test_a_file_that_appears_meanwhile_is_not_overwritten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "m.toml"
+    real = Path.hardlink_to
+
+    def late(self: Path, target: Path) -> None:
+        path.write_text("another's")
+        real(self, target)
+
+    monkeypatch.setattr(Path, "hardlink_to", late)
+    with pytest.raises(UsageError, match="exists"):
+        save(FULL, path)
+    assert path.read_text() == "another's"
+    assert [p.name for p in tmp_path.iterdir()] == ["m.toml"]
+
+
 def test_a_folder_that_is_not_there_is_told(tmp_path: Path) -> None:
     with pytest.raises(UsageError) as caught:
         save(FULL, tmp_path / "no" / "m.toml")

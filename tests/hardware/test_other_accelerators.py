@@ -61,6 +61,13 @@ def test_more_memory_in_use_than_there_is_makes_both_unknown() -> None:
     assert len(unknown) == 1
 
 
+def test_an_apu_whose_vram_is_the_hosts_own_memory_is_not_counted_beside_it() -> None:
+    pools = Pools(vram=128 * GIB, vram_used=GIB, gtt=64 * GIB, is_apu=True, one_pool=True)
+    card, unknown, _ = parse_pools("accelerators.0", "AMD Instinct MI300A", pools)
+    assert (card.memory_kind, card.total_bytes, card.working_set_bytes) == (MemoryKind.UNIFIED, None, 128 * GIB)
+    assert unknown == []
+
+
 def test_intel_cards_integrated_and_not(capture: Loader) -> None:
     facts = read_intel(capture("intel-arc"))
     assert facts.accelerators is not None
