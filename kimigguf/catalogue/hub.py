@@ -16,7 +16,7 @@ from kimigguf.catalogue.remote import RemoteFile, RemoteSet
 from kimigguf.errors import IntegrityError, KimiggufError, NetworkError, UsageError
 from kimigguf.events import Advance, Listener, Step, ignore
 from kimigguf.gguf_file.header import Header, HeaderReader, NeedMore, check_size
-from kimigguf.gguf_file.names import sets
+from kimigguf.gguf_file.names import is_projector, sets
 from kimigguf.gguf_file.shards import ShardFile, ShardSet, check
 
 if TYPE_CHECKING:
@@ -92,6 +92,20 @@ def resolve(repository: str, *, revision: str, environ: Mapping[str, str]) -> st
     if _COMMIT.fullmatch(revision):
         return revision
     return _commit_of(_ask(repository, revision, environ), repository, revision)
+
+
+def list_projectors(repository: str, *, revision: str, environ: Mapping[str, str]) -> RemoteSet:
+    """The vision projectors (``mmproj-*.gguf``) at the root of a repository at one commit; files of their own, no set.
+
+    Raises:
+        NetworkError, UsageError: As ``list_set``; ``no-projector`` where there is none.
+    """
+    info = _ask(repository, revision, environ)
+    commit = _commit_of(info, repository, revision)
+    files = tuple(file for file in _files_in(info, "") if is_projector(file.name))
+    if not files:
+        raise UsageError(f"{repository} at {commit[:12]} has no vision projector", code="no-projector")
+    return RemoteSet(repository=repository, commit=commit, quant="mmproj", files=files)
 
 
 # -- the listing ------------------------------------------------------------------------------------------------------

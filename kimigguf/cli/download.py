@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 @click.option("--limit-rate", metavar="SIZE", help="Bytes per second at most, such as 50MB.")
 @click.option("--dry-run", is_flag=True, help="Show what would be fetched, and whether it fits; exits with 1 if not.")
 @click.option("--keep-previous", is_flag=True, help="Keep an older revision when the new one is verified.")
+@click.option(
+    "--mmproj", type=click.Choice(["BF16", "F16", "F32"]), help="Fetch the vision projector of this type as well."
+)
 @click.option("--no-wait", is_flag=True, help="Fail if another process works on this set, rather than wait for it.")
 @click.option("--force", is_flag=True, help="Fetch even what no mainline engine can load.")
 @click.option("--model", "model_name", default="kimi-k3", show_default=True, help="Model profile.")
@@ -41,6 +44,7 @@ def command(
     limit_rate: str | None,
     dry_run: bool,
     keep_previous: bool,
+    mmproj: str | None,
     no_wait: bool,
     force: bool,
     model_name: str,
@@ -57,7 +61,7 @@ def command(
       kimigguf download UD-Q2_K_XL --models-dir /mnt/nvme/models --limit-rate 50MB
     """  # noqa: D301 -- \b is click's marker for text that must not be wrapped
     from kimigguf.catalogue.profiles import find_quant, load_model
-    from kimigguf.download.obtain import Wish, make_plan, obtain, refuse_unreadable
+    from kimigguf.download.obtain import Wish, make_plan, obtain, obtain_projector, refuse_unreadable
     from kimigguf.download.policy import Policy
     from kimigguf.download.store import models_dir as models_folder
 
@@ -71,31 +75,40 @@ def command(
             plan = make_plan(wish, models, environ=app.environ, listen=listen)
         app.show.answer(_plan_record(wish, plan), lambda console: _draw_plan(console, wish, plan))
         return ExitCode.DONE if plan.fits else ExitCode.ANSWERED_NO
+    policy = Policy(connections=parallel, bytes_per_second=rate)
+    projector = None
     with app.show.progress() as listen:
         stored = obtain(
             wish,
             models,
             environ=app.environ,
             listen=listen,
-            policy=Policy(connections=parallel, bytes_per_second=rate),
+            policy=policy,
             keep_previous=keep_previous,
             wait=not no_wait,
             told=models_dir is not None or bool(app.environ.get("KIMIGGUF_MODELS")),
         )
-    app.show.answer(_record(stored), lambda console: _draw(console, stored))
+        if mmproj is not None:
+            projector = obtain_projector(
+                wish, mmproj, models, environ=app.environ, listen=listen, policy=policy, wait=not no_wait
+            )
+    app.show.answer(_record(stored, projector), lambda console: _draw(console, stored, projector))
     return ExitCode.DONE
 
 
-def _record(stored: "StoredSet") -> dict[str, Any]:
+def _record(stored: "StoredSet", projector: "StoredSet | None") -> dict[str, Any]:
     from kimigguf.download.store import as_json
 
-    return {"schema": "kimigguf.download/1", "first": str(stored.first), **as_json(stored)}
+    vision = str(projector.first) if projector else None
+    return {"schema": "kimigguf.download/1", "first": str(stored.first), "mmproj": vision, **as_json(stored)}
 
 
-def _draw(console: "Console", stored: "StoredSet") -> None:
+def _draw(console: "Console", stored: "StoredSet", projector: "StoredSet | None") -> None:
     size = units.storage(stored.size_bytes)
     console.print(f"{stored.quant} is whole and verified: {size} in {len(stored.files)} shards", markup=False)
     console.print(str(stored.folder), markup=False, soft_wrap=True)
+    if projector is not None:
+        console.print(f"vision projector: {projector.first}", markup=False, soft_wrap=True)
     console.print(f"next: kimigguf serve {stored.quant}", markup=False)
 
 

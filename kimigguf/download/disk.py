@@ -1,12 +1,14 @@
 """Is there room? Asked before the first byte, on the file system that will hold it."""
 
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
 from kimigguf import units
 from kimigguf.errors import MachineError
 from kimigguf.hardware.mounts import Mount, parse_mountinfo
+from kimigguf.hardware.snapshot import Disk, DiskKind
 
 _SLACK_LEAST: Final = 16 << 20
 _NETWORK: Final = frozenset({
@@ -53,8 +55,30 @@ def require(folder: Path, remaining_bytes: int, *, slack: bool = True) -> None:
             f"not enough room on the disk of {folder}: {units.storage(need)} to come, {units.storage(free)} free",
             code="disk-full",
             cause=f"{units.storage(need - free)} are missing" + (" (the files and 0.5 % to spare)" if slack else ""),
-            hint="make room, or choose another disk with --models-dir DIR",
+            hint=f"make room, or choose another disk with --models-dir {other_place(_disks(), need) or 'DIR'}",
         )
+
+
+def other_place(disks: Sequence[Disk], need_bytes: int) -> str | None:
+    """A folder on the fastest local disk with room, to be named to a user; None if there is none."""
+    speed = {DiskKind.NVME: 3, DiskKind.SSD: 2, None: 1, DiskKind.HDD: 0}
+    roomy = [
+        disk
+        for disk in disks
+        if disk.kind is not DiskKind.NETWORK and not disk.read_only and (disk.free_bytes or 0) >= need_bytes
+    ]
+    best = max(roomy, key=lambda disk: (speed[disk.kind], disk.free_bytes or 0), default=None)
+    return None if best is None else str(Path(best.mount) / "kimigguf")
+
+
+def _disks() -> Sequence[Disk]:
+    """This machine's disks, as far as they can be told."""
+    import sys  # noqa: PLC0415 -- with the reader, only when there is no room
+
+    from kimigguf.hardware.disks import read_disks  # noqa: PLC0415 -- asks every mount; only when there is no room
+    from kimigguf.hardware.host import Host  # noqa: PLC0415 -- likewise
+
+    return (read_disks(Host()).disks or ()) if sys.platform.startswith("linux") else ()
 
 
 def mount_of(folder: Path, mounts: tuple[Mount, ...]) -> Mount | None:

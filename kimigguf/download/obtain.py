@@ -147,6 +147,42 @@ def obtain(
     return stored
 
 
+def obtain_projector(
+    wish: Wish,
+    kind: str,
+    models: Path,
+    *,
+    environ: Mapping[str, str],
+    listen: Listener = ignore,
+    policy: Policy | None = None,
+    wait: bool = True,
+) -> StoredSet:
+    """Have the vision projector of a type (BF16, F16, F32) in a folder of its own: shards must be alone in theirs.
+
+    Raises:
+        UsageError: ``no-projector`` with the types there are.
+        MachineError, NetworkError, IntegrityError: As ``obtain``.
+    """
+    from kimigguf.catalogue.hub import list_projectors  # noqa: PLC0415 -- brings huggingface_hub: a second to import
+
+    commit = wish.wanted_revision
+    name = f"mmproj-{kind}"
+    if _COMMIT.fullmatch(commit):
+        here = look(set_folder(models, RemoteSet(repository=wish.repository, commit=commit, quant=name, files=())))
+        if here is not None and here.state is SetState.WHOLE:
+            return here
+    found = list_projectors(wish.repository, revision=commit, environ=environ)
+    files = tuple(file for file in found.files if file.name == f"{name}.gguf")
+    if not files:
+        raise UsageError(
+            f"{wish.repository} at {found.commit[:12]} has no {name}.gguf",
+            code="no-projector",
+            hint=f"there are: {', '.join(file.name for file in found.files)}",
+        )
+    remote = RemoteSet(repository=found.repository, commit=found.commit, quant=name, files=files)
+    return download(remote, set_folder(models, remote), environ=environ, listen=listen, policy=policy, wait=wait)
+
+
 def refuse_unreadable(wish: Wish) -> None:
     """Say no before the download to files that no mainline engine reads.
 

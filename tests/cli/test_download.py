@@ -350,6 +350,21 @@ def test_a_newer_revision_that_fails_leaves_the_old_one_whole(house: House, tmp_
     assert states[PINNED] == "whole"
 
 
+def test_the_vision_projector_lies_in_a_folder_of_its_own(house: House) -> None:
+    error = house.error("download", "UD-IQ1_M", "--mmproj", "F16", code=2)
+    assert error["code"] == "no-projector"
+    for kind in ("BF16", "F16"):
+        (house.root / REPOSITORY / f"mmproj-{kind}.gguf").write_bytes(kind.encode() * 1000)
+    answer = house.json("download", "UD-IQ1_M", "--mmproj", "F16")
+    assert Path(answer["mmproj"]).read_bytes() == b"F16" * 1000
+    assert Path(answer["mmproj"]).parent != Path(answer["folder"])
+    assert house.error("download", "UD-IQ1_M", "--mmproj", "F32", code=2)["hint"].count("mmproj-") == 2
+    before = len(house.hub.requests)
+    house.json("download", "UD-IQ1_M", "--mmproj", "F16")
+    assert len(house.hub.requests) == before
+    assert {found["quant"] for found in house.json("list")["sets"]} == {"UD-IQ1_M", "mmproj-F16"}
+
+
 def test_remove_deletes_ours_shows_what_goes_and_asks(house: House) -> None:
     house.json("download", "UD-IQ1_M")
     (house.folder / "notes.txt").write_text("mine")

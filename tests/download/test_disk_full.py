@@ -12,10 +12,11 @@ from pathlib import Path
 import pytest
 from download.conftest import FAST, KIB, Scene
 
-from kimigguf.download.disk import mount_of, refuse_network, slack_bytes
+from kimigguf.download.disk import mount_of, other_place, refuse_network, slack_bytes
 from kimigguf.download.store import SetState, look
 from kimigguf.errors import MachineError
 from kimigguf.hardware.mounts import parse_mountinfo
+from kimigguf.hardware.snapshot import Disk, DiskKind
 
 MIB = 1 << 20
 
@@ -104,6 +105,25 @@ def test_a_folder_that_cannot_be_written_is_said(scene: Scene, tmp_path: Path) -
         scene.get()
     assert error.value.code == "cannot-write"
     assert "--models-dir" in (error.value.hint or "")
+
+
+def test_the_place_named_instead_is_the_fastest_local_disk_with_room() -> None:
+    def disk(mount: str, kind: DiskKind | None, free: int | None, *, read_only: bool = False) -> Disk:
+        return Disk(mount=mount, kind=kind, free_bytes=free, read_only=read_only)
+
+    everything = (
+        disk("/", DiskKind.NVME, 10),
+        disk("/hdd", DiskKind.HDD, 900),
+        disk("/nv", DiskKind.NVME, 500),
+        disk("/net", DiskKind.NETWORK, 9000),
+        disk("/vm", None, 600),
+        disk("/cd", DiskKind.NVME, 800, read_only=True),
+        disk("/x", DiskKind.NVME, None),
+    )
+    assert other_place(everything, 400) == "/nv/kimigguf"
+    assert other_place(everything, 550) == "/vm/kimigguf"
+    assert other_place(everything, 700) == "/hdd/kimigguf"
+    assert other_place(everything, 1000) is None
 
 
 MOUNTS = """\
