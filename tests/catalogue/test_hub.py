@@ -17,7 +17,7 @@ from fakes.hub import COMMIT, Hub, _File, serve
 from fakes.hub_faults import Fault, Kind, always, by_seed, first
 
 from kimigguf.catalogue import hub_ranges
-from kimigguf.catalogue.hub import list_set, remote_headers, resolve
+from kimigguf.catalogue.hub import _fetch, list_set, remote_headers, resolve
 from kimigguf.catalogue.hub_ranges import RangeReader
 from kimigguf.catalogue.quants import Quant
 from kimigguf.catalogue.remote import RemoteFile, RemoteSet
@@ -231,6 +231,39 @@ def test_kimi_k3_at_its_true_size_costs_less_than_ten_megabytes(
     write_stubs(shards, stubs)
     assert sum(path.stat().st_size for path in stubs.iterdir()) == remote.size_bytes
     assert sum(path.stat().st_blocks * 512 for path in stubs.iterdir()) < 50e6
+
+
+def test_a_shard_that_is_all_header_comes_in_few_requests_and_no_byte_twice() -> None:
+    tokens = 163_840
+    keys = struct.pack("<Q", 1) + b"k" + struct.pack("<IIQ", 9, 8, tokens)
+    data = b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + keys + (struct.pack("<Q", 34) + b"t" * 34) * tokens
+    file = RemoteFile(path="q/x.gguf", size_bytes=len(data), sha256=None)
+    remote = RemoteSet(repository=REPOSITORY, commit=COMMIT, quant="q", files=(file,))
+    asked: list[tuple[int, int]] = []
+
+    def read(_file: RemoteFile, start: int, count: int) -> bytes:
+        asked.append((start, count))
+        return data[start : start + count]
+
+    assert _fetch(read, remote, file)[1] == data
+    assert len(data) > 6.8e6
+    assert sum(count for _, count in asked) == len(data)
+    assert len(asked) <= 7
+
+
+def test_ctrl_c_leaves_no_thread_reading(hub: Hub, environ: dict[str, str]) -> None:
+    remote = listed(environ)
+    hub.bytes_per_second = 20_000
+
+    def interrupt(event: Event) -> None:
+        if isinstance(event, Advance):
+            raise KeyboardInterrupt
+
+    started = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        remote_headers(remote, environ=environ, listen=interrupt)
+    assert time.monotonic() - started < 10
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("headers")]
 
 
 def test_what_was_read_once_is_good_without_a_hub(root: Path, tmp_path: Path) -> None:
