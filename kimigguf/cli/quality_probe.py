@@ -1,6 +1,6 @@
 """``kimigguf quality-probe``."""
 
-from contextlib import closing
+import sys
 from pathlib import Path
 
 import click
@@ -12,7 +12,8 @@ from kimigguf.errors import ExitCode
 
 @click.command("quality-probe", short_help="Compare a running quant with a reference endpoint.")
 @click.option("--candidate", metavar="URL", required=True, help="The server to judge, such as http://127.0.0.1:8080.")
-@click.option("--reference", metavar="URL", required=True, help="The server to judge it by; it is asked twice.")
+@click.option("--reference", metavar="NAME|URL", required=True,
+              help="What to judge it by (kimi, openrouter or an address); it is asked twice.")  # fmt: skip
 @click.option("--candidate-model", metavar="NAME", help="The model's name there; needed where there are several.")
 @click.option("--reference-model", metavar="NAME", help="The model's name there; needed where there are several.")
 @click.option("--suite", "suite_name", metavar="NAME|FILE", default="quick", show_default=True, help="What to ask.")
@@ -32,6 +33,9 @@ from kimigguf.errors import ExitCode
 )
 @click.option("--reference-run", type=click.Path(path_type=Path), metavar="DIR",
               help="Take the reference's answers from the --out folder of an earlier run.")  # fmt: skip
+@click.option("--budget-usd", type=click.FloatRange(min=0), metavar="USD",
+              help="Never spend more than this on the reference; no question is asked then.")  # fmt: skip
+@click.option("--yes", is_flag=True, help="Spend what it costs without being asked.")
 @output_options
 @click.pass_obj
 def command(
@@ -51,63 +55,50 @@ def command(
     timeout_seconds: float,
     out: Path | None,
     reference_run: Path | None,
+    budget_usd: float | None,
+    yes: bool,
 ) -> int:
     """Say whether a running quant still answers like the reference, as far as the answers can bear it.
 
     Both are asked the same questions, the reference twice: what it differs from itself is the noise. Exits with 1 when
     the candidate is worse by more than the tolerance; too few samples are said to be too few. Keys are read from
-    KIMIGGUF_CANDIDATE_API_KEY and KIMIGGUF_REFERENCE_API_KEY.
+    KIMIGGUF_CANDIDATE_API_KEY and KIMIGGUF_REFERENCE_API_KEY, or from the variable that a named reference has
+    (MOONSHOT_API_KEY, ...). What a named reference may cost is said, and confirmed, before it is asked.
 
     \b
     Examples:
-      kimigguf quality-probe --candidate http://127.0.0.1:8080 --reference https://api.moonshot.ai/v1 \\
-        --reference-model kimi-k3 --repeat 3 --out probe-iq1s
+      kimigguf quality-probe --candidate http://127.0.0.1:8080 --reference kimi --budget-usd 5 --out probe-iq1s
       kimigguf quality-probe --candidate :8080 --reference :8081 --suite mine.toml --json
       kimigguf quality-probe --candidate :8080 --reference :8081 --suite standard --reference-run probe-iq1s
     """  # noqa: D301 -- \b is click's marker for text that must not be wrapped
-    from kimigguf.probe.client import Asker, Settings
-    from kimigguf.probe.page import page
-    from kimigguf.probe.report import draw, record
-    from kimigguf.probe.run import Side, open_store, reference_calls, run, write_reports
-    from kimigguf.probe.score import score
-    from kimigguf.probe.suites import load_suite
+    from kimigguf.probe.report import draw
+    from kimigguf.probe.session import Request, probe
 
-    suite = load_suite(suite_name, app.environ, seed=seed)
-    settings = Settings(timeout_seconds=timeout_seconds, temperature=temperature)
-    with (
-        closing(Asker("candidate", candidate, app.environ, settings)) as judged,
-        closing(Asker("reference", reference, app.environ, settings)) as standard,
-    ):
-        left = Side(asker=judged, endpoint=judged.endpoint(candidate_model))
-        right = Side(asker=standard, endpoint=standard.endpoint(reference_model))
-        described = {
-            "suite_sha256": suite.sha256,
-            "candidate": [left.endpoint.url, left.endpoint.model],
-            "reference": [right.endpoint.url, right.endpoint.model],
-            "max_tokens": max_tokens,
-            "temperature": temperature,
-        }
-        stored = reference_calls(reference_run, suite, right.endpoint) if reference_run else ()
-        with open_store(out, described) as store, app.show.progress() as listen:
-            store.take_over(call for call in stored if call.repeat < repeats)
-            calls = run(
-                suite,
-                left,
-                right,
-                repeats=repeats,
-                parallel=parallel,
-                max_tokens=max_tokens,
-                store=store,
-                listen=listen,
-            )
-    scores = score(suite, calls, tolerance=tolerance)
-    answer = record(scores, left.endpoint, right.endpoint)
-    if out is not None:
-        html = page(scores, suite, calls, candidate=left.endpoint, reference=right.endpoint, settings=described)
-        write_reports(out, answer, html)
-        app.show.note(f"the report is in {out / 'report.html'}")
-    app.show.answer(
-        answer,
-        lambda console: draw(console, scores, left.endpoint, right.endpoint),
+    request = Request(
+        candidate=candidate,
+        reference=reference,
+        candidate_model=candidate_model,
+        reference_model=reference_model,
+        suite=suite_name,
+        seed=seed,
+        repeats=repeats,
+        tolerance=tolerance,
+        max_tokens=max_tokens,
+        temperature=temperature,
+        parallel=parallel,
+        timeout_seconds=timeout_seconds,
+        out=out,
+        reference_run=reference_run,
+        budget_usd=budget_usd,
     )
-    return ExitCode.ANSWERED_NO if scores.verdict == "worse" else ExitCode.DONE
+    with app.show.progress() as listen:
+        found = probe(request, app.environ, agree=lambda usd: yes or _agreed(usd), listen=listen)
+    if out is not None:
+        app.show.note(f"the report is in {out / 'report.html'}")
+    app.show.answer(found.answer, lambda console: draw(console, found.scores, found.candidate, found.reference))
+    return ExitCode.ANSWERED_NO if found.scores.verdict == "worse" else ExitCode.DONE
+
+
+def _agreed(usd: float) -> bool:
+    """Ask whoever sits at the terminal; nobody there is a no."""
+    return sys.stdin.isatty() and click.confirm(f"The reference may cost up to ${usd:.2f}. Go on?", err=True)

@@ -40,6 +40,8 @@ class FaultKind(StrEnum):
     KEY = "key-refused"
     REQUEST = "request-refused"
     NONSENSE = "not-the-protocol"
+    BUDGET = "budget-spent"
+    """It was not sent: it might have cost more than what is left."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

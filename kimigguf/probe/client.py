@@ -14,13 +14,14 @@ import openai
 
 from kimigguf.errors import KimiggufError, NetworkError, UsageError
 from kimigguf.probe.calls import Fault, FaultKind, Outcome, Reply, Shape
+from kimigguf.probe.references import Purse
 from kimigguf.probe.suites import Item
 
 KEY_VARIABLES: Final[Mapping[str, str]] = {
     "candidate": "KIMIGGUF_CANDIDATE_API_KEY",
     "reference": "KIMIGGUF_REFERENCE_API_KEY",
 }
-_NOT_RETRIED: Final = {FaultKind.KEY, FaultKind.REQUEST, FaultKind.NONSENSE}
+_NOT_RETRIED: Final = {FaultKind.KEY, FaultKind.REQUEST, FaultKind.NONSENSE, FaultKind.BUDGET}
 _MORE_ROOM: Final = 4
 """By how much the budget grows, once, when an answer was cut off while thinking."""
 _LONGEST_WAIT_SECONDS: Final = 60.0
@@ -82,9 +83,19 @@ class Asker:
     """A client of one endpoint. Safe to use from several threads; close it when done."""
 
     def __init__(
-        self, role: str, url: str, environ: Mapping[str, str], settings: Settings, *, sleep: Sleep = time.sleep
+        self,
+        role: str,
+        url: str,
+        environ: Mapping[str, str],
+        settings: Settings,
+        *,
+        key_variable: str | None = None,
+        purse: Purse | None = None,
+        sleep: Sleep = time.sleep,
     ) -> None:
+        """``key_variable`` holds the key where the role's own variable does not; ``purse`` pays for every request."""
         self.role = role
+        self.purse = purse
         self.url = base_url(url, role)
         self._settings = settings
         self._sleep = sleep
@@ -93,7 +104,7 @@ class Asker:
         self._client = openai.OpenAI(
             base_url=self.url,
             # Servers without keys take any; without this the library would look for a variable of its own.
-            api_key=environ.get(KEY_VARIABLES[role]) or "none",
+            api_key=environ.get(KEY_VARIABLES[role]) or environ.get(key_variable or "") or "none",
             max_retries=0,
             http_client=openai.DefaultHttpxClient(timeout=timeout, trust_env=not _on_loopback(self.url)),
         )
@@ -142,7 +153,7 @@ class Asker:
     def _with_tries(self, endpoint: Endpoint, item: Item, max_tokens: int | None) -> Outcome:
         for tried in range(1, self._settings.tries + 1):
             try:
-                return self._once(endpoint, item, max_tokens)
+                return self._paid(endpoint, item, max_tokens)
             except _FAILURES as error:
                 fault = _fault(error, tries=tried)
                 if self._may_do_without_usage(fault):
@@ -158,6 +169,25 @@ class Asker:
             self._usage_in_stream = False
             return True
         return False
+
+    def _paid(self, endpoint: Endpoint, item: Item, max_tokens: int | None) -> Reply:
+        """One request, paid for; what came back without a count of tokens is taken to have cost the most."""
+        if self.purse is None or max_tokens is None:
+            return self._once(endpoint, item, max_tokens)
+        aside = self.purse.prices.most(item, max_tokens)
+        if not self.purse.set_aside(aside):
+            raise _Spent("the budget does not hold another call")
+        cost: float | None = None
+        try:
+            reply = self._once(endpoint, item, max_tokens)
+            if reply.prompt_tokens is not None and reply.completion_tokens is not None:
+                cost = self.purse.prices.cost(reply.prompt_tokens, reply.completion_tokens)
+        except openai.APIStatusError:
+            cost = 0.0  # a refused request is not billed
+            raise
+        finally:
+            self.purse.settle(aside, cost)
+        return reply
 
     def _once(self, endpoint: Endpoint, item: Item, max_tokens: int | None) -> Reply:
         optional: dict[str, Any] = {}
@@ -186,7 +216,11 @@ class _Cut(Exception):  # noqa: N818 -- internal: a stream that ended before it 
     pass
 
 
-_FAILURES: Final = (openai.OpenAIError, httpx2.HTTPError, json.JSONDecodeError, _Cut)
+class _Spent(Exception):  # noqa: N818 -- internal: the budget forbids the request
+    pass
+
+
+_FAILURES: Final = (openai.OpenAIError, httpx2.HTTPError, json.JSONDecodeError, _Cut, _Spent)
 
 
 class _Gathered:
@@ -239,6 +273,8 @@ def _fault(error: Exception, *, tries: int) -> Fault:
 
 def _kind(error: Exception, status: int | None) -> FaultKind:  # noqa: PLR0911 -- a table of errors
     match error:
+        case _Spent():
+            return FaultKind.BUDGET
         case openai.APITimeoutError() | httpx2.TimeoutException():
             return FaultKind.TIMEOUT
         case openai.APIConnectionError() | httpx2.ConnectError():

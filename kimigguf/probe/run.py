@@ -87,7 +87,8 @@ def run(
             side = sides[call.arm].endpoint
             if outcome.kind is FaultKind.KEY:
                 raise stopped(side.role, side.url, outcome)
-            if failed[call.arm] >= enough and not _answered(call.arm, done.values()):
+            hopeless = failed[call.arm] >= enough and outcome.kind is not FaultKind.BUDGET
+            if hopeless and not _answered(call.arm, done.values()):
                 raise _no_replies(call.arm, side, outcome, failed[call.arm])
         store.add(call)
         done[call.arm, call.item, call.repeat] = call

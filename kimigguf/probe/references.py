@@ -1,0 +1,111 @@
+"""Known reference endpoints as data (``profiles/references``), and what asking them costs."""
+
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from kimigguf import profile_files
+from kimigguf.errors import UsageError
+from kimigguf.probe.suites import Item, Suite
+
+_KIND = "references"
+_TEMPLATE_TOKENS = 300
+"""More than a chat template adds to a short conversation."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reference:
+    """An endpoint to judge by. Prices are US dollars per million tokens, None where nobody has written them down.
+
+    ``temperature``: the only one it takes. ``key_variable``: the environment variable its key is usually kept in.
+    """
+
+    name: str
+    url: str
+    title: str = ""
+    model: str | None = None
+    key_variable: str | None = None
+    usd_per_million_input: float | None = None
+    usd_per_million_output: float | None = None
+    temperature: float | None = None
+    sources: tuple[str, ...] = ()
+    checked: str | None = None
+
+    @property
+    def prices(self) -> "Prices | None":
+        if self.usd_per_million_input is None or self.usd_per_million_output is None:
+            return None
+        return Prices(input_usd=self.usd_per_million_input, output_usd=self.usd_per_million_output)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prices:
+    """US dollars per million tokens."""
+
+    input_usd: float
+    output_usd: float
+
+    def cost(self, prompt_tokens: int, completion_tokens: int) -> float:
+        """US dollars for that many tokens."""
+        return (prompt_tokens * self.input_usd + completion_tokens * self.output_usd) / 1e6
+
+    def most(self, item: Item, max_tokens: int) -> float:
+        """The most that asking an item once can cost: a token is at least one byte of the question."""
+        prompt = sum(len(message.content.encode()) for message in item.conversation) + _TEMPLATE_TOKENS
+        return self.cost(prompt, max_tokens)
+
+
+def find_reference(text: str, environ: Mapping[str, str]) -> Reference:
+    """The known endpoint of that name, else ``text`` as an address.
+
+    Raises:
+        UsageError: ``bad-profile``.
+    """
+    if text in profile_files.names(_KIND, environ):
+        return profile_files.read(_KIND, text, Reference, environ)
+    return Reference(name=text, url=text)
+
+
+def check_temperature(reference: Reference, temperature: float | None) -> None:
+    """Refuse a temperature that the reference would refuse, before anything is asked.
+
+    Raises:
+        UsageError: ``temperature-pinned``.
+    """
+    if temperature is not None and reference.temperature not in {None, temperature}:
+        raise UsageError(
+            f"{reference.title or reference.name} takes no temperature but {reference.temperature}",
+            code="temperature-pinned",
+            hint="leave --temperature out",
+        )
+
+
+def most_usd(prices: Prices, suite: Suite, max_tokens: int, calls: int) -> float:
+    """The most that ``calls`` calls, spread evenly over the suite's items, can cost if none is asked again."""
+    one_round = sum(prices.most(item, item.max_tokens or max_tokens) for item in suite.items)
+    return one_round * calls / len(suite.items)
+
+
+class Purse:
+    """A budget that several threads spend from: what a call may cost is set aside before it is made."""
+
+    def __init__(self, prices: Prices, budget_usd: float | None) -> None:
+        self.prices = prices
+        self.spent_usd = 0.0
+        self._budget = budget_usd
+        self._aside = 0.0
+        self._lock = threading.Lock()
+
+    def set_aside(self, usd: float) -> bool:
+        """Keep the most that a call may cost; false where the budget does not hold it any more."""
+        with self._lock:
+            if self._budget is not None and self.spent_usd + self._aside + usd > self._budget:
+                return False
+            self._aside += usd
+            return True
+
+    def settle(self, aside_usd: float, cost_usd: float | None) -> None:
+        """Replace what was set aside by what the call cost; None (no count came back) counts as all of it."""
+        with self._lock:
+            self._aside -= aside_usd
+            self.spent_usd += aside_usd if cost_usd is None else cost_usd

@@ -1,0 +1,166 @@
+"""One comparison from request to finding: what it would cost is agreed on before anything is asked."""
+
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kimigguf.errors import UsageError
+from kimigguf.events import Listener
+from kimigguf.probe.calls import Arm, Call
+from kimigguf.probe.client import Asker, Endpoint, Settings
+from kimigguf.probe.page import page
+from kimigguf.probe.references import Prices, Purse, Reference, check_temperature, find_reference, most_usd
+from kimigguf.probe.report import record
+from kimigguf.probe.run import Side, jobs, open_store, reference_calls, run, write_reports
+from kimigguf.probe.score import Scores, score
+from kimigguf.probe.suites import Suite, load_suite
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What was asked for. ``reference`` is the name of a known endpoint or an address."""
+
+    candidate: str
+    reference: str
+    candidate_model: str | None = None
+    reference_model: str | None = None
+    suite: str = "quick"
+    seed: int | None = None
+    repeats: int = 1
+    tolerance: float = 0.05
+    max_tokens: int | None = None
+    temperature: float | None = None
+    parallel: int = 1
+    timeout_seconds: float = 600.0
+    out: Path | None = None
+    reference_run: Path | None = None
+    budget_usd: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """The comparison, as scores and as the JSON answer."""
+
+    scores: Scores
+    candidate: Endpoint
+    reference: Endpoint
+    answer: Mapping[str, Any]
+
+
+def probe(request: Request, environ: Mapping[str, str], *, agree: Callable[[float], bool], listen: Listener) -> Finding:
+    """Ask both sides and compare. ``agree`` is given the most that it can cost, in US dollars, where that is known.
+
+    Raises:
+        UsageError: The request cannot be meant, or the cost was not agreed to.
+        NetworkError: A side does not answer, or refuses the key.
+        MachineError: The folder cannot be written.
+    """
+    suite = load_suite(request.suite, environ, seed=request.seed)
+    known = find_reference(request.reference, environ)
+    check_temperature(known, request.temperature)
+    purse = _purse(request, known, suite)
+    settings = Settings(timeout_seconds=request.timeout_seconds, temperature=request.temperature)
+    with (
+        closing(Asker("candidate", request.candidate, environ, settings)) as judged,
+        closing(
+            Asker("reference", known.url, environ, settings, key_variable=known.key_variable, purse=purse)
+        ) as standard,
+    ):
+        left = Side(asker=judged, endpoint=judged.endpoint(request.candidate_model))
+        right = Side(asker=standard, endpoint=standard.endpoint(request.reference_model or known.model))
+        calls = _ask(request, suite, left, right, agree=agree, listen=listen)
+    return _finding(request, suite, calls, candidate=left.endpoint, reference=right.endpoint, purse=purse)
+
+
+def _purse(request: Request, known: Reference, suite: Suite) -> Purse | None:
+    if known.prices is None:
+        if request.budget_usd is not None:
+            raise UsageError(
+                f"nobody has written down what {known.name} charges, so no budget can be held",
+                code="no-price",
+                hint="write usd_per_million_input and usd_per_million_output into a profile of yours in references",
+            )
+        return None
+    if (request.max_tokens or suite.max_tokens) is None:
+        raise UsageError(
+            f"{known.name} charges by the token, and neither the suite nor the request bounds an answer",
+            code="no-token-bound",
+            hint="--max-tokens 4096",
+        )
+    return Purse(known.prices, request.budget_usd)
+
+
+def _described(request: Request, suite: Suite, left: Endpoint, right: Endpoint) -> dict[str, Any]:
+    """What a run must have in common with one that it continues."""
+    return {
+        "suite_sha256": suite.sha256,
+        "candidate": [left.url, left.model],
+        "reference": [right.url, right.model],
+        "max_tokens": request.max_tokens,
+        "temperature": request.temperature,
+    }
+
+
+def _ask(
+    request: Request, suite: Suite, left: Side, right: Side, *, agree: Callable[[float], bool], listen: Listener
+) -> tuple[Call, ...]:
+    stored = reference_calls(request.reference_run, suite, right.endpoint) if request.reference_run else ()
+    with open_store(request.out, _described(request, suite, left.endpoint, right.endpoint)) as store:
+        store.take_over(call for call in stored if call.repeat < request.repeats)
+        done = {(call.arm, call.item, call.repeat) for call in store.calls}
+        left_over = sum(job.key not in done and job.arm is not Arm.CANDIDATE for job in jobs(suite, request.repeats))
+        max_tokens = request.max_tokens or suite.max_tokens
+        if left_over and right.asker.purse is not None and request.budget_usd is None and max_tokens is not None:
+            most = most_usd(right.asker.purse.prices, suite, max_tokens, left_over)
+            if not agree(most):
+                raise UsageError(
+                    f"the reference may cost up to ${most:.2f}, and that was not agreed to",
+                    code="cost-not-agreed",
+                    hint="add --yes, or --budget-usd 5",
+                )
+        return run(
+            suite,
+            left,
+            right,
+            repeats=request.repeats,
+            parallel=request.parallel,
+            max_tokens=request.max_tokens,
+            store=store,
+            listen=listen,
+        )
+
+
+def _finding(
+    request: Request,
+    suite: Suite,
+    calls: tuple[Call, ...],
+    *,
+    candidate: Endpoint,
+    reference: Endpoint,
+    purse: Purse | None,
+) -> Finding:
+    scores = score(suite, calls, tolerance=request.tolerance)
+    answer = record(scores, candidate, reference)
+    answer["cost"] = None if purse is None else _cost(scores, purse.prices, purse.spent_usd)
+    if request.out is not None:
+        settings = {**_described(request, suite, candidate, reference), "cost": answer["cost"]}
+        html = page(scores, suite, calls, candidate=candidate, reference=reference, settings=settings)
+        write_reports(request.out, answer, html)
+    return Finding(scores=scores, candidate=candidate, reference=reference, answer=answer)
+
+
+def _cost(scores: Scores, prices: Prices, spent_usd: float) -> dict[str, float | None]:
+    """What this run paid, and what a right answer of the reference costs, over both of its arms."""
+    arms = [arm for arm in scores.arms if arm.arm is not Arm.CANDIDATE]
+    right = sum(arm.right for arm in arms)
+    tokens = [(arm.prompt_tokens, arm.completion_tokens) for arm in arms]
+    total = None
+    if all(prompt is not None and completion is not None for prompt, completion in tokens):
+        total = sum(prices.cost(prompt or 0, completion or 0) for prompt, completion in tokens)
+    return {
+        "spent_usd": round(spent_usd, 6),
+        "reference_usd": None if total is None else round(total, 6),
+        "reference_usd_per_right_answer": None if total is None or right == 0 else round(total / right, 6),
+    }

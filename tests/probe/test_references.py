@@ -1,0 +1,134 @@
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fakes.openai_endpoint import Endpoint, Refuse, Say, serve
+
+from kimigguf import profile_files
+from kimigguf.errors import UsageError
+from kimigguf.events import ignore
+from kimigguf.probe.calls import FaultKind
+from kimigguf.probe.references import Prices, Purse, find_reference
+from kimigguf.probe.session import Finding, Request, probe
+
+
+def test_the_shipped_references_load_and_name_their_sources() -> None:
+    names = profile_files.names("references", {})
+    assert {"kimi", "openrouter"} <= set(names)
+    for name in names:
+        found = find_reference(name, {})
+        assert found.sources
+        assert found.key_variable
+        assert found.url.startswith("https://")
+
+
+def test_anything_else_is_an_address() -> None:
+    assert find_reference("http://127.0.0.1:1", {}).url == "http://127.0.0.1:1"
+    assert find_reference("http://127.0.0.1:1", {}).prices is None
+
+
+def test_a_purse_sets_aside_before_it_pays() -> None:
+    purse = Purse(Prices(input_usd=1, output_usd=10), budget_usd=1.0)
+    assert purse.set_aside(0.6)
+    assert not purse.set_aside(0.6)
+    purse.settle(0.6, 0.1)
+    assert purse.set_aside(0.6)
+    purse.settle(0.6, None)
+    assert purse.spent_usd == pytest.approx(0.7)
+
+
+def test_a_price_is_per_million_tokens() -> None:
+    assert Prices(input_usd=3, output_usd=15).cost(1_000_000, 100_000) == pytest.approx(4.5)
+
+
+@pytest.fixture
+def priced(tmp_path: Path) -> Callable[[Endpoint], dict[str, str]]:
+    """An environment in which the loopback reference is known as ``paid``, a dollar a thousand tokens out."""
+
+    def environ(reference: Endpoint) -> dict[str, str]:
+        folder = tmp_path / "profiles" / "references"
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "paid.toml").write_text(
+            f'name = "paid"\nurl = "{reference.url}"\nmodel = "k3"\nkey_variable = "PAID_KEY"\n'
+            "usd_per_million_input = 0\nusd_per_million_output = 1000\ntemperature = 1.0\n"
+        )
+        return {"KIMIGGUF_PROFILES": str(tmp_path / "profiles"), "PAID_KEY": "secret"}
+
+    return environ
+
+
+def asked(environ: dict[str, str], candidate: Endpoint, tmp_path: Path, **told: Any) -> Finding:
+    suite = tmp_path / "sums.jsonl"
+    items = [{"id": f"i{n}", "prompt": f"{n}+{n}?", "check": {"kind": "number", "value": 2 * n}} for n in range(10)]
+    suite.write_text("\n".join(map(json.dumps, items)))
+    agree = told.pop("agree", lambda _usd: False)
+    request = Request(candidate=candidate.url, reference="paid", suite=str(suite), max_tokens=100, **told)
+    return probe(request, environ, agree=agree, listen=ignore)
+
+
+def sums(body: dict[str, Any], _number: int) -> Say:
+    return Say(content=str(2 * int(body["messages"][0]["content"].split("+")[0])))
+
+
+def test_nothing_is_asked_before_the_cost_is_agreed_to(priced: Priced, tmp_path: Path) -> None:
+    offered: list[float] = []
+
+    def refuse(usd: float) -> bool:
+        offered.append(usd)
+        return False
+
+    with serve(sums) as candidate, serve(sums) as reference:
+        with pytest.raises(UsageError) as error:
+            asked(priced(reference), candidate, tmp_path, agree=refuse)
+        assert error.value.code == "cost-not-agreed"
+        assert offered == [pytest.approx(2 * 10 * 100 / 1000)]
+        assert candidate.bodies == reference.bodies == []
+
+
+def test_what_was_spent_is_told_and_the_key_comes_from_the_profiles_variable(priced: Priced, tmp_path: Path) -> None:
+    with serve(sums) as candidate, serve(sums) as reference:
+        found = asked(priced(reference), candidate, tmp_path, agree=lambda _usd: True)
+        assert set(reference.keys) == {"Bearer secret"}
+        assert set(candidate.keys) == {"Bearer none"}
+    assert found.answer["cost"] == {
+        "spent_usd": 0.02,  # twenty answers of one token
+        "reference_usd": 0.02,
+        "reference_usd_per_right_answer": 0.001,
+    }
+
+
+def test_a_budget_is_never_exceeded_and_what_was_not_sent_is_told(priced: Priced, tmp_path: Path) -> None:
+    def long(_body: dict[str, Any], _number: int) -> Say:
+        return Say(content=" ".join(["4"] * 80))
+
+    with serve(sums) as candidate, serve(long) as reference:
+        found = asked(priced(reference), candidate, tmp_path, budget_usd=0.5, parallel=4)
+        assert len(reference.bodies) * 0.08 <= 0.5
+        assert len(reference.bodies) >= 4
+    faults = [arm.faults.get(FaultKind.BUDGET, 0) for arm in found.scores.arms]
+    assert faults[0] == 0
+    assert sum(faults) == 20 - len(reference.bodies)
+    assert found.answer["cost"]["spent_usd"] <= 0.5
+
+
+def test_a_refused_request_costs_nothing(priced: Priced, tmp_path: Path) -> None:
+    def answer(body: dict[str, Any], number: int) -> Say | Refuse:
+        return Refuse(status=400) if body["messages"][0]["content"] > "5" else sums(body, number)
+
+    with serve(sums) as candidate, serve(answer) as reference:
+        found = asked(priced(reference), candidate, tmp_path, budget_usd=5.0)
+    assert found.answer["cost"]["spent_usd"] == pytest.approx(0.01)
+
+
+def test_a_budget_without_a_price_and_another_temperature_are_refused(priced: Priced, tmp_path: Path) -> None:
+    with serve(sums) as candidate, serve(sums) as reference:
+        environ = priced(reference)
+        with pytest.raises(UsageError) as error:
+            asked(environ, candidate, tmp_path, temperature=0.2)
+        assert error.value.code == "temperature-pinned"
+        request = Request(candidate=candidate.url, reference=reference.url, budget_usd=1.0)
+        with pytest.raises(UsageError) as error:
+            probe(request, environ, agree=lambda _usd: True, listen=ignore)
+        assert error.value.code == "no-price"
