@@ -25,7 +25,7 @@ SCHEMA: Final = "kimigguf.inspect/1"
 LIMIT_SECONDS: Final = 1.25
 _VERDICT_UNTIL_SECONDS: Final = 1.0
 """The verdict takes a third of a second: it is left to `recommend` when something has hung until here."""
-_MOST_DISKS: Final = 4
+_MOST_ROWS: Final = {"GPU": 4, "Disk": 4, "Engine": 3}
 _MOST_NOTICES: Final = 2
 
 
@@ -109,6 +109,8 @@ def measured(app: App, picture: Picture, models_dir: Path | None) -> Picture:
             machine = measure_disk(machine, models_folder(app.environ, models_dir), listen=listen)
         except MachineError as error:
             problems.append(f"{error.message}: {error.cause or error.hint}")
+    if machine.accelerators:
+        problems.append("the GPUs' own rates are not measured: no engine here tells them")
     machine = replace(machine, measured_on=datetime.now(UTC).date().isoformat())
     return replace(picture, machine=machine, problems=tuple(problems))
 
@@ -170,24 +172,30 @@ def draw(picture: Picture, console: "Console", *, verbose: bool) -> None:
         table.add_row(Text(label, style="bold"), text)
     notices = (*machine.notices, *picture.problems)
     for notice in notices if verbose else notices[:_MOST_NOTICES]:
-        table.add_row(Text("Note", style="bold yellow"), Text(notice, overflow="fold"))
+        text = Text(notice) if verbose else Text(notice, overflow="ellipsis", no_wrap=True)
+        table.add_row(Text("Note", style="bold yellow"), text)
     for one in machine.unknown if verbose else ():
         table.add_row(Text("Unknown", style="dim"), Text(f"{one.what}: {one.reason}"))
     if not verbose and (machine.unknown or len(notices) > _MOST_NOTICES):
-        table.add_row(
-            Text(""), Text(f"{len(machine.unknown)} facts unknown; the reasons: kimigguf inspect -v", style="dim")
-        )
+        rest = f"{len(machine.unknown)} facts unknown, {len(notices)} notes; the whole: kimigguf inspect -v"
+        table.add_row("", Text(rest, style="dim"))
     console.print(table)
 
 
 def _short(found: list[tuple[str, str]]) -> list[tuple[str, str]]:
-    """The rows with no more disks than the screen has room for."""
-    start = next(index for index, (label, _) in enumerate(found) if label == "Disk")
-    end = next(index for index in range(start + 1, len(found)) if found[index][0])
-    hidden = end - start - _MOST_DISKS
-    if hidden <= 0:
-        return found
-    return [*found[: start + _MOST_DISKS], ("", f"and {hidden} more; see kimigguf inspect -v"), *found[end:]]
+    """The rows with no more GPUs, disks and engines than the screen has room for."""
+    kept: list[tuple[str, str]] = []
+    label, count, hidden = "", 0, 0
+    for row in [*found, ("end", "")]:
+        label, count = (row[0], 1) if row[0] else (label, count + 1)
+        if row[0] and hidden:
+            kept.append(("", f"and {hidden} more; see kimigguf inspect -v"))
+            hidden = 0
+        if count > _MOST_ROWS.get(label, count):
+            hidden += 1
+        else:
+            kept.append(row)
+    return kept[:-1]
 
 
 def report(picture: Picture) -> str:

@@ -44,13 +44,29 @@ def ram_line(ram: Ram) -> str:
     if ram.cgroup_limit_bytes is not None:
         limit = f"cgroup {memory(ram.cgroup_limit_bytes)}, {memory(ram.cgroup_available_bytes)} left"
     speed = f"reads {rate(ram.read_bytes_per_second)}" if ram.read_bytes_per_second is not None else ""
+    if ram.rated_bytes_per_second is not None:
+        speed += f"{' of ' if speed else ''}{rate(ram.rated_bytes_per_second)} rated"
     return _joined(
         memory(ram.total_bytes) if ram.total_bytes is not None else "unknown size",
         f"{memory(ram.available_bytes)} available" if ram.available_bytes is not None else "",
         limit,
         f"swap {memory(ram.swap_total_bytes)} (never counted)" if ram.swap_total_bytes else "",
+        f"huge pages {memory(ram.huge_pages_bytes)}" if ram.huge_pages_bytes else "",
         ram.modules or "",
         speed,
+    )
+
+
+def nodes_line(ram: Ram) -> str | None:
+    """The memory of each NUMA node: ``node 0 376.5 GiB, node 1 377.9 GiB``; None where there is one or none is told."""
+    nodes = ram.numa or ()
+    if len(nodes) < 2:  # noqa: PLR2004 -- one node is the whole memory
+        return None
+    return ", ".join(
+        f"node {node.index} {memory(node.total_bytes)}"
+        + (" without cores" if node.cpus == 0 else "")
+        + (f", reads {rate(node.read_bytes_per_second)}" if node.read_bytes_per_second is not None else "")
+        for node in nodes
     )
 
 
@@ -105,9 +121,9 @@ def rows(machine: Machine) -> list[tuple[str, str]]:
     """The whole machine as (label, text); a label is empty where the row continues the one above."""
     found = [("System", machine.system)] if machine.system else []
     found += [("CPU", cpu_line(machine.cpu)), ("Memory", ram_line(machine.ram))]
+    found += [("Nodes", nodes)] if (nodes := nodes_line(machine.ram)) else []
     found += _labelled("GPU", accelerator_lines(machine))
-    driver = driver_line(machine)
-    found += [("", driver)] if driver else []
+    found += [("Driver", driver)] if (driver := driver_line(machine)) else []
     disks = ["unknown"] if machine.disks is None else [disk_line(disk) for disk in machine.disks]
     return found + _labelled("Disk", disks or ["none that could hold a model"])
 

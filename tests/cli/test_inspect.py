@@ -19,7 +19,7 @@ from kimigguf.cli.show import Show
 from kimigguf.engines.engine import EngineKind, FoundEngine
 from kimigguf.hardware import detect as detect_room
 from kimigguf.hardware.machines import load_file, load_machine, machine_names
-from kimigguf.hardware.snapshot import Disk, Machine
+from kimigguf.hardware.snapshot import Disk, Machine, NumaNode, Ram
 from kimigguf.ollama.server import OllamaServer
 
 ENVIRON = {"PATH": "/usr/bin:/bin", "OLLAMA_HOST": "127.0.0.1:9"}
@@ -60,13 +60,28 @@ def test_the_first_screen_fits_80_by_24_for_every_machine(name: str) -> None:
     assert max(map(len, lines)) <= 80
 
 
-def test_many_disks_and_eight_unlike_cards_still_fit(capture: Loader) -> None:
-    machine = replace(machine_of(capture, "disks", "8-unequal"), notices=("a " * 60, "b " * 60, "c " * 60))
-    text = screen(Picture(machine=machine, engines=None, ollama=None, problems=("engines: no answer within 1.25 s",)))
+def test_the_worst_machine_still_fits(capture: Loader) -> None:
+    machine = machine_of(capture, "disks", "8-unequal")
+    nodes = tuple(NumaNode(index=index, total_bytes=2**36) for index in range(8))
+    machine = replace(machine, ram=Ram(numa=nodes), system="Linux", notices=("a " * 60, "b " * 60, "c " * 60))
+    picture = Picture(machine=machine, engines=(ENGINE,) * 9, ollama=OLLAMA, problems=("engines: no answer",))
+    text = screen(picture)
     assert len(text.splitlines()) <= 24
+    assert re.search(r"NVIDIA A100|and 3 more", text)
     assert "and 8 more" in text
+    assert "and 6 more" in text
     assert "NVIDIA GeForce RTX 5090" in text
+    assert "4 notes" in text
+    whole = screen(picture, verbose=True)
+    assert "more; see" not in whole
+    assert whole.count("c c c") > 0
+    assert whole.count("llama-server · build") == 9
+
+
+def test_an_engine_that_did_not_answer_is_unknown_and_not_none() -> None:
+    text = screen(Picture(machine=load_machine("8x-b200", {}), engines=None, ollama=None))
     assert re.search(r"Engine\s+unknown", text)
+    assert re.search(r"Ollama\s+unknown", text)
 
 
 def test_equal_cards_are_one_line(capture: Loader) -> None:
