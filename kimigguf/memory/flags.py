@@ -244,8 +244,10 @@ def _override(text: str) -> tuple[str, str]:
 
 def _settings(given: _Given, spec: ModelSpec, notes: list[str]) -> Settings:
     if given.key_type != given.value_type:
+        latent = any(layer.kind is LayerKind.MLA for layer in spec.layers)
         raise UsageError(
-            f"-ctk {given.key_type} with -ctv {given.value_type} fails when the context is created",
+            f"-ctk {given.key_type} with -ctv {given.value_type}"
+            + (" fails when the context is created" if latent else " is not modelled"),
             code="mixed-cache-types",
             hint=f"give both the same type: -ctk {given.key_type} -ctv {given.key_type}",
         )
