@@ -43,6 +43,9 @@ def test_a_price_is_per_million_tokens() -> None:
     assert Prices(input_usd=3, output_usd=15).cost(1_000_000, 100_000) == pytest.approx(4.5)
 
 
+Priced = Callable[[Endpoint], dict[str, str]]
+
+
 @pytest.fixture
 def priced(tmp_path: Path) -> Callable[[Endpoint], dict[str, str]]:
     """An environment in which the loopback reference is known as ``paid``, a dollar a thousand tokens out."""
