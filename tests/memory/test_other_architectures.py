@@ -62,9 +62,12 @@ def tensors(architecture: str) -> Shapes:
         yield f"{block}.attn_norm.weight", (WIDTH,)
         yield f"{block}.ffn_norm.weight", (WIDTH,)
         yield from latent(block) if architecture == "deepseek2" else attention(block)
-        yield from (
-            moe(block) if architecture == "qwen3moe" or (architecture, layer) == ("deepseek2", 2) else dense(block)
-        )
+        has_experts = architecture == "qwen3moe" or (architecture == "deepseek2" and layer == LAYERS - 1)
+        yield from moe(block) if has_experts else dense(block)
+        if has_experts and architecture == "deepseek2":
+            yield f"{block}.ffn_gate_shexp.weight", (WIDTH, EXPERT_INNER)
+            yield f"{block}.ffn_up_shexp.weight", (WIDTH, EXPERT_INNER)
+            yield f"{block}.ffn_down_shexp.weight", (EXPERT_INNER, WIDTH)
         if architecture == "qwen3moe":
             yield f"{block}.attn_q_norm.weight", (HEAD,)
             yield f"{block}.attn_k_norm.weight", (HEAD,)
