@@ -96,6 +96,7 @@ def measured(app: App, picture: Picture, models_dir: Path | None) -> Picture:
     """The picture with measured rates; what cannot be measured is a note, not the end of the command."""
     from dataclasses import replace
     from datetime import UTC, datetime
+    from functools import partial
 
     from kimigguf.download.store import models_dir as models_folder
     from kimigguf.errors import MachineError
@@ -104,11 +105,14 @@ def measured(app: App, picture: Picture, models_dir: Path | None) -> Picture:
 
     machine, problems = picture.machine, list(picture.problems)
     with app.show.progress() as listen:
-        machine = measure_memory(machine, Host(environ=app.environ), listen=listen)
-        try:
-            machine = measure_disk(machine, models_folder(app.environ, models_dir), listen=listen)
-        except MachineError as error:
-            problems.append(f"{error.message}: {error.cause or error.hint}")
+        for measure in (
+            partial(measure_memory, host=Host(environ=app.environ)),
+            partial(measure_disk, folder=models_folder(app.environ, models_dir)),
+        ):
+            try:
+                machine = measure(machine, listen=listen)
+            except MachineError as error:
+                problems.append(f"{error.message}: {error.cause or error.hint}")
     if machine.accelerators:
         problems.append("the GPUs' own rates are not measured: no engine here tells them")
     machine = replace(machine, measured_on=datetime.now(UTC).date().isoformat())

@@ -169,7 +169,11 @@ def parse_diskutil(data: bytes) -> DiskKind | None:
 
 
 def read_disks(host: Host) -> Facts:
-    """The file systems that could hold a model: the data volume and what is mounted under /Volumes."""
+    """The file systems that could hold a model: the data volume and what is mounted under /Volumes.
+
+    The data volume is called "/": macOS shows its folders there (/Users is /System/Volumes/Data/Users), so that is
+    what the path of a models' folder begins with.
+    """
     disks: list[Disk] = []
     for device, mount, kind, read_only in parse_mounts(_try(host, "mount") or ""):
         if mount != "/System/Volumes/Data" and not mount.startswith("/Volumes/"):
@@ -179,7 +183,7 @@ def read_disks(host: Host) -> Facts:
         plist = None if network else _try(host, "diskutil", "info", "-plist", device)
         disks.append(
             Disk(
-                mount=mount,
+                mount="/" if mount == "/System/Volumes/Data" else mount,
                 file_system=kind,
                 kind=DiskKind.NETWORK if network else parse_diskutil((plist or "").encode()),
                 total_bytes=size.total_bytes,

@@ -72,22 +72,32 @@ def read_memory(cpus: Sequence[int], each_bytes: int, seconds: float) -> int:
 
     Each thread pins itself and touches its buffer first, so on a machine with several nodes its memory is near it.
     Time is counted from when all buffers are ready; each thread counts whole passes in its own time; the rates add up.
+
+    Raises:
+        MachineError: ``memory-not-measurable``: a buffer could not be had.
     """
     start = threading.Barrier(len(cpus))
     rates: list[float] = []
+    failures: list[Exception] = []
 
     def work(cpu: int) -> None:
-        _pin(cpu)
-        with mmap.mmap(-1, each_bytes) as memory:
-            _prefer_huge_pages(memory)
-            # The view must be gone before the map can be closed.
-            rates.append(_stream(ctypes.c_char.from_buffer(memory), each_bytes, seconds, start))
+        try:
+            _pin(cpu)
+            with mmap.mmap(-1, each_bytes) as memory:
+                _prefer_huge_pages(memory)
+                rates.append(_stream(ctypes.c_char.from_buffer(memory), each_bytes, seconds, start))
+        except (OSError, MemoryError, threading.BrokenBarrierError) as error:
+            failures.append(error)
+            start.abort()  # or the others would wait for this one for ever
 
-    threads = [threading.Thread(target=work, args=(cpu,)) for cpu in cpus]
+    threads = [threading.Thread(target=work, args=(cpu,), daemon=True) for cpu in cpus]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
+    if failures:
+        cause = next((str(error) for error in failures if not isinstance(error, threading.BrokenBarrierError)), None)
+        raise MachineError("the memory's rate cannot be measured", code="memory-not-measurable", cause=cause)
     return round(sum(rates))
 
 
@@ -127,7 +137,9 @@ def measure_memory(machine: Machine, host: Host, *, seconds: float = RAM_SECONDS
     """The machine with its memory's read rate, and each node's where there are several."""
     allowed = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
     cpus = list(allowed)
-    each = buffer_bytes(cache_bytes(host), len(cpus), machine.ram.available_bytes)
+    # A control group kills what takes more than it allows, so it bounds the buffers as well.
+    free = [size for size in (machine.ram.available_bytes, machine.ram.cgroup_available_bytes) if size is not None]
+    each = buffer_bytes(cache_bytes(host), len(cpus), min(free, default=None))
     listen(Step(text=f"reading memory on {len(cpus)} processors for {seconds:g} s"))
     total = read_memory(cpus, each, seconds)
     nodes = machine.ram.numa

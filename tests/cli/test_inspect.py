@@ -17,7 +17,10 @@ from kimigguf.cli.app import App, run
 from kimigguf.cli.inspect import Picture, draw, report
 from kimigguf.cli.show import Show
 from kimigguf.engines.engine import EngineKind, FoundEngine
+from kimigguf.errors import MachineError
+from kimigguf.events import Listener, Step
 from kimigguf.hardware import detect as detect_room
+from kimigguf.hardware.host import Host
 from kimigguf.hardware.machines import load_file, load_machine, machine_names
 from kimigguf.hardware.snapshot import Disk, Machine, NumaNode, Ram
 from kimigguf.ollama.server import OllamaServer
@@ -160,6 +163,32 @@ def test_an_engine_or_ollama_that_hangs_costs_its_own_line_only(monkeypatch: pyt
     assert picture.ollama is None
     assert picture.machine.ram.total_bytes is not None
     assert picture.problems == ("engines: no answer within 0.6 s", "ollama: no answer within 0.6 s")
+
+
+def test_measured_rates_are_saved_with_their_date_and_a_failure_is_a_note(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def memory(machine: Machine, *, host: Host, listen: Listener) -> Machine:
+        listen(Step(text="reading"))
+        return replace(machine, ram=replace(machine.ram, read_bytes_per_second=123_456_789_000))
+
+    def disk(machine: Machine, *, folder: Path, listen: Listener) -> Machine:
+        raise MachineError(f"{folder} cannot be measured", code="disk-not-measurable", cause="Read-only file system")
+
+    monkeypatch.setattr("kimigguf.hardware.measure.measure_memory", memory)
+    monkeypatch.setattr("kimigguf.hardware.measure.measure_disk", disk)
+    path = tmp_path / "box.toml"
+    argv = ["inspect", "--measure", "--models-dir", str(tmp_path / "m"), "--save", str(path), "--json"]
+    assert run(argv, App(show=Show(), environ=ENVIRON)) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert any("cannot be measured: Read-only file system" in problem for problem in data["problems"])
+    saved = load_file(path)
+    assert saved.ram.read_bytes_per_second == 123_456_789_000
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d", saved.measured_on or "")
+    started = time.monotonic()
+    monkeypatch.setattr("kimigguf.hardware.measure.measure_memory", lambda *_a, **_k: pytest.fail("measured in vain"))
+    assert run(argv, App(show=Show(), environ=ENVIRON)) == 2
+    assert time.monotonic() - started < 1
 
 
 @pytest.mark.parametrize(

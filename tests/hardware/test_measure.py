@@ -19,6 +19,7 @@ from kimigguf.hardware.measure import (
     large_file,
     measure_disk,
     measure_memory,
+    read_memory,
 )
 from kimigguf.hardware.snapshot import Disk, DiskKind, Machine, NumaNode, PcieLink, Ram
 from kimigguf.units import GIB, MIB
@@ -61,6 +62,26 @@ def test_buffers_are_larger_than_the_caches_and_never_fill_the_memory(tmp_path: 
     assert buffer_bytes(512 * MIB, 16, None) == 128 * MIB
     assert buffer_bytes(64 * MIB, 64, None) == 64 * MIB
     assert buffer_bytes(64 * MIB, 2, 512 * MIB) == 32 * MIB
+
+
+def test_a_buffer_that_cannot_be_had_ends_the_measurement_instead_of_hanging() -> None:
+    with pytest.raises(MachineError) as caught:
+        read_memory([0, 0], 1 << 62, 0.1)
+    assert caught.value.code == "memory-not-measurable"
+    assert caught.value.cause
+
+
+def test_a_control_groups_rest_bounds_the_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+
+    def record(cpus: list[int], each: int, _seconds: float) -> int:
+        asked.append(each * len(cpus))
+        return 1
+
+    monkeypatch.setattr("kimigguf.hardware.measure.read_memory", record)
+    ram = Ram(available_bytes=64 * GIB, cgroup_available_bytes=256 * MIB)
+    measure_memory(Machine(name="x", source="y", ram=ram), Host(environ={}))
+    assert asked[0] <= 32 * MIB
 
 
 def test_a_disk_is_read_and_nothing_is_left_on_it(tmp_path: Path) -> None:

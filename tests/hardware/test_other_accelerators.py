@@ -103,7 +103,7 @@ def test_a_mac_is_one_pool_counted_once_with_its_wired_limit(capture: Loader) ->
     assert card.working_set_bytes == 448 * GIB
     assert machine.disks == (
         Disk(
-            mount="/System/Volumes/Data",
+            mount="/",
             file_system="apfs",
             kind=DiskKind.NVME,
             total_bytes=4000000000000,
