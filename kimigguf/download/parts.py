@@ -14,7 +14,8 @@ from kimigguf import __version__
 from kimigguf.download.transport import Connections, Lost, origin, reason
 from kimigguf.errors import IntegrityError, NetworkError
 
-_READ_BYTES: Final = 256 << 10
+_READ_BYTES: Final = 124 << 10
+"""Below 128 KiB: larger blocks are mapped and unmapped by malloc for every piece, which TLS's small ones can't bear."""
 _REDIRECTS: Final = 6
 _SLOWEST_BYTES: Final = 4096
 """Fewer bytes than this within the stall time is a stall too: a trickle would hold a part for ever."""

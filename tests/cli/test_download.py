@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tiny_k3
 from fakes.hub import Hub, serve
 from fakes.hub_faults import Fault, Kind, always
 
@@ -335,6 +336,19 @@ def test_a_newer_revision_shares_what_is_unchanged_and_replaces_the_old_one_when
     assert not house.folder.exists()
     house.json("download", "UD-IQ1_M", "--keep-previous")
     assert {found["commit"] for found in house.json("list")["sets"]} == {PINNED, NEWER}
+
+
+def test_a_re_upload_with_another_shard_count_never_mixes_with_the_old_one(house: House, tmp_path: Path) -> None:
+    house.json("download", "UD-IQ1_M")
+    newer = tmp_path / "newer"
+    tiny_k3.write(newer / REPOSITORY / "UD-IQ1_M", tensors_per_shard=70)
+    house.hub.add_commit(NEWER, newer)
+    answer = house.json("download", "UD-IQ1_M", "--revision", "main")
+    assert (answer["commit"], answer["state"]) == (NEWER, "whole")
+    assert len(answer["files"]) != len(names(house))
+    assert {path.name for path in Path(answer["folder"]).glob("*.gguf")} == {
+        path.name for path in (newer / REPOSITORY / "UD-IQ1_M").iterdir()
+    }
 
 
 def test_a_newer_revision_that_fails_leaves_the_old_one_whole(house: House, tmp_path: Path) -> None:
