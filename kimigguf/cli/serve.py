@@ -1,8 +1,9 @@
 """``kimigguf serve``: from a quant's name to an endpoint that answers, and back to nothing on Ctrl-C."""
 
 import signal
+import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
@@ -12,7 +13,7 @@ from kimigguf.cli.show import output_options
 from kimigguf.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
-    from kimigguf.engines.session import Request
+    from kimigguf.engines.session import Prepared, Request
 
 
 @click.command("serve", short_help="Serve a quant on an OpenAI-compatible endpoint.")
@@ -45,6 +46,13 @@ if TYPE_CHECKING:
     metavar="SECONDS",
     help="Say so when a load has not advanced for this long. It is never stopped for that.",
 )
+@click.option(
+    "--restart",
+    type=click.Choice(["never", "on-failure"]),
+    default="never",
+    show_default=True,
+    help="Start a dead engine again where its cause can pass; what must fail again is never retried.",
+)
 @click.option("--name", help="How status, logs and stop call it.  [default: the alias and the port]")
 @click.option("--detach", is_flag=True, help="Come back when it is ready; it serves on without this terminal.")
 @click.option("--explain", is_flag=True, help="Show every setting an engine is given, with its reason, and stop.")
@@ -66,14 +74,14 @@ def command(app: App, /, **options: Any) -> int:  # noqa: ANN401 -- click's pars
     """  # noqa: D301 -- \b is click's marker for text that must not be wrapped
     from kimigguf.cli.serve_show import (
         preflight_record,
-        ready_record,
         serve_detached,
         show_misfit,
         show_preflight,
-        show_ready,
         show_settings,
     )
-    from kimigguf.engines.session import prepare_session, registered, start
+    from kimigguf.engines.diagnose import EngineDiedError
+    from kimigguf.engines.session import prepare_session
+    from kimigguf.engines.watchdog import Restarts
     from kimigguf.placement.place import Shortfall
 
     if options.pop("explain"):
@@ -90,12 +98,30 @@ def command(app: App, /, **options: Any) -> int:  # noqa: ANN401 -- click's pars
     if request.dry_run:
         app.show.answer(preflight_record(prepared), lambda console: show_preflight(console, prepared))
         return ExitCode.ANSWERED_NO if prepared.blocked else ExitCode.DONE
+    restarts = Restarts() if request.restart == "on-failure" else None
+    while True:
+        try:
+            _serve_once(app, prepared)
+        except EngineDiedError as error:
+            seconds = restarts.seconds_before_next(time.monotonic(), may_pass=error.may_pass) if restarts else None
+            if seconds is None:
+                raise
+            app.show.error(error)
+            app.show.note(f"starting it again in {seconds:.0f} s")
+            time.sleep(seconds)
+
+
+def _serve_once(app: App, prepared: "Prepared") -> NoReturn:
+    """Start the engine, say how to reach it, and stay until it ends, which is always an error or an interruption."""
+    from kimigguf.cli.serve_show import ready_record, show_ready
+    from kimigguf.engines.session import registered, start
+
     with start(prepared) as session, registered(session, app.environ):
         with app.show.progress() as listen:
             session.wait_ready(listen)
         app.show.answer(ready_record(session), lambda console: show_ready(console, session))
-        session.server.wait()
-    return ExitCode.DONE
+        with app.show.progress() as listen:
+            session.server.wait(listen)
 
 
 def _stop_by_signal() -> None:

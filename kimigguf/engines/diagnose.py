@@ -206,18 +206,26 @@ def _bare(line: str) -> str:
     return re.sub(r"^[\d.]+ [A-Z] +", "", line)[:400]
 
 
+class EngineDiedError(ServerError):
+    """The engine's process ended by itself. ``may_pass``: another try could succeed."""
+
+    may_pass = False
+
+
 def server_error(
     log: str, how: Exit, *, log_path: str | None, while_doing: str, evidence: str | None = None
-) -> ServerError:
+) -> EngineDiedError:
     """The failure as a user meets it: what happened, the line that matters, what to do, where the log is.
 
     ``evidence`` is what is known besides the log, such as the kernel's count of kills.
     """
     found = diagnose(log, how)
     where = f"; the log: {log_path}" if log_path else ""
-    return ServerError(
+    error = EngineDiedError(
         f"{found.message} (while {while_doing}; {how})",
         code=found.code,
         cause="; ".join(filter(None, (evidence, found.line))) or None,
         hint=found.hint + where,
     )
+    error.may_pass = found.may_pass
+    return error

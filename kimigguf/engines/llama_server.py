@@ -10,10 +10,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Self
+from typing import Final, NoReturn, Self
 
 from kimigguf.engines.command import Command
-from kimigguf.engines.diagnose import server_error
+from kimigguf.engines.diagnose import EngineDiedError, server_error
 from kimigguf.engines.oom import explain, read_kills
 from kimigguf.engines.progress import Activity, read_activity
 from kimigguf.engines.supervise import Child, State
@@ -26,6 +26,9 @@ _OK: Final = 200
 _POLL_SECONDS: Final = 0.1
 _HTTP_SECONDS: Final = 5.0
 _STRANGER_SECONDS: Final = 30.0
+_HEALTH_EVERY_SECONDS: Final = 2.0
+_HEALTH_SECONDS: Final = 10.0
+_SILENT_TIMES: Final = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,15 +179,26 @@ class Server:
                 hint=f"choose another with --port; the log: {self._child.log}",
             )
 
-    def wait(self) -> None:
-        """Wait, as long as it serves, for its end.
+    def wait(self, listen: Listener = ignore) -> NoReturn:
+        """Wait, as long as it serves, for its end. One that lives and no longer answers is named, once each time.
+
+        A busy server still answers /health, so silence there is a hang and not work.
 
         Raises:
-            ServerError: it died, with the reason from its log.
+            EngineDiedError: With the reason from its log.
         """
+        silent = 0
         while True:
-            if self._child.wait(1.0) is not None:
+            if self._child.wait(_HEALTH_EVERY_SECONDS) is not None:
                 self.raise_if_dead("serving")
+            if get(self.address, "/health", seconds=_HEALTH_SECONDS) is not None:
+                if silent >= _SILENT_TIMES:
+                    listen(Notice(text="the server answers again"))
+                silent = 0
+                continue
+            silent += 1
+            if silent == _SILENT_TIMES and self._child.exit() is None:
+                listen(Notice(text=f"the server lives (process {self.pid}) and does not answer /health: it hangs"))
 
     def raise_if_dead(self, doing: str) -> None:
         """Say so if the engine has ended.
@@ -197,7 +211,7 @@ class Server:
             self.state = State.EXITED
             raise self._failure(doing)
 
-    def _failure(self, doing: str) -> ServerError:
+    def _failure(self, doing: str) -> EngineDiedError:
         how = self._child.stop(0)
         by_kernel = explain(self._kills, read_kills()) if how.signal_number == signal.SIGKILL else None
         text, path = self._child.log_tail(), str(self._child.log)

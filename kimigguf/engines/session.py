@@ -61,6 +61,7 @@ class Request:
     no_selftest: bool = False
     dry_run: bool = False
     stall_timeout: float = STALL_SECONDS
+    restart: str = "never"
     name: str | None = None
     extra: tuple[str, ...] = ()
 
@@ -79,6 +80,7 @@ class Request:
             ("--alias", self.alias),
             ("--models-dir", self.models_dir),
             ("--api-key-file", self.api_key_file),
+            ("--restart", self.restart),
             ("--stall-timeout", round(self.stall_timeout)),
         ):
             flags += [] if value is None else [flag, str(value)]

@@ -2,16 +2,20 @@
 
 import json
 import socket
+import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import tiny_k3
+from fakes import server_program
 from fakes.engine import mainline, write_engine
 from fakes.processes import free_port
 
 from kimigguf.cli.app import App, run
 from kimigguf.cli.show import Show
+from kimigguf.engines.watchdog import Restarts
 
 
 @pytest.fixture(scope="module")
@@ -211,6 +215,33 @@ def test_an_engine_that_dies_at_once_is_a_server_error_with_its_last_line(
     assert (code, error["code"]) == (6, "out-of-memory")
     assert "cudaMalloc failed" in error["cause"]
     assert ".log" in error["hint"]
+
+
+@pytest.mark.parametrize(("mode", "starts"), [("dies-while-serving", 2), ("cuda-oom", 1)])
+def test_only_what_can_pass_is_started_again(
+    *,
+    capsys: pytest.CaptureFixture[str],
+    environ: dict[str, str],
+    tiny: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    mode: str,
+    starts: int,
+) -> None:
+    monkeypatch.setattr("kimigguf.engines.watchdog.Restarts", partial(Restarts, at_most=1))
+    engine = tmp_path / "fake" / "llama-server"
+    engine.parent.mkdir()
+    engine.write_text(
+        "#!/bin/sh\ncase $1 in --version) echo 'version: 11434 (abc)';; --help) ;;\n"
+        f"--list-devices) echo 'Available devices:';;\n*) echo x >> {tmp_path / 'starts'}\n"
+        f'exec {sys.executable} {server_program.__file__} "$@";;\nesac\n'
+    )
+    engine.chmod(0o755)
+    fake = environ | {"KIMIGGUF_LLAMA_SERVER": str(engine), "FAKE_MODE": mode}
+    argv = (str(tiny), "--port", str(free_port()), "--no-selftest", "--restart", "on-failure")
+    assert serve(fake, *argv) == 6
+    assert (tmp_path / "starts").read_text().count("x") == starts
+    assert capsys.readouterr().err.count("kimigguf.error/1") == starts
 
 
 def test_help_shows_an_example(capsys: pytest.CaptureFixture[str]) -> None:

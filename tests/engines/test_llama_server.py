@@ -1,6 +1,7 @@
 """How a start can go wrong: a fake process plays what a real engine cannot be made to show."""
 
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -69,6 +70,25 @@ def test_a_death_while_serving_is_explained(tmp_path: Path) -> None:
     assert caught.value.code == "device-error"
     assert "illegal memory access" in (caught.value.cause or "")
     assert "serving" in caught.value.message
+
+
+def test_a_hung_server_is_named_while_its_process_lives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(llama_server, "_HEALTH_EVERY_SECONDS", 0.1)
+    monkeypatch.setattr(llama_server, "_HEALTH_SECONDS", 0.2)
+    seen: list[str] = []
+
+    def listen(event: Event) -> None:
+        if isinstance(event, Notice):
+            seen.append(event.text)
+            os.kill(server.pid, signal.SIGCONT if len(seen) == 1 else signal.SIGKILL)
+
+    with start("hangs", tmp_path) as server:
+        server.wait_ready()
+        with pytest.raises(ServerError):
+            server.wait(listen)
+    assert len(seen) == 2
+    assert "hangs" in seen[0]
+    assert "answers again" in seen[1]
 
 
 def test_another_server_on_the_port_is_not_taken_for_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

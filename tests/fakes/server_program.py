@@ -42,6 +42,8 @@ def later(seconds: float, action: str) -> None:
         match action:
             case "kill":
                 os.kill(os.getpid(), signal.SIGKILL)
+            case "stop":
+                os.kill(os.getpid(), signal.SIGSTOP)
             case "sigill":
                 os.kill(os.getpid(), signal.SIGILL)
             case _:
@@ -51,34 +53,35 @@ def later(seconds: float, action: str) -> None:
     threading.Thread(target=act, daemon=True).start()
 
 
+OUT_OF_MEMORY = (
+    "0.0.1 E ggml_backend_cuda_buffer_type_alloc_buffer: allocating 9 MiB on device 0: cudaMalloc failed: out of memory\n"
+    "0.0.2 E srv  llama_server: exiting due to model loading error"
+)
+SLOW_SECONDS = {"slow": 1.0, "stalls": 2.0, "killed-while-loading": float("inf"), "illegal-instruction": float("inf")}
+DEATHS = {
+    "killed-while-loading": (0.3, "kill"),
+    "illegal-instruction": (0.3, "sigill"),
+    "dies-while-serving": (1.0, "0.1 E CUDA error: an illegal memory access was encountered"),
+    "hangs": (0.3, "stop"),
+}
+
+
 def main() -> None:
-    port, mode = int(sys.argv[1]), sys.argv[2]
+    if "--port" in sys.argv:  # in place of a real engine: its own arguments, the mode in the environment
+        port, mode = int(sys.argv[sys.argv.index("--port") + 1]), os.environ["FAKE_MODE"]
+    else:
+        port, mode = int(sys.argv[1]), sys.argv[2]
     say("0.00.000.001 I srv  fake: loading model")
-    match mode:
-        case "dies-silently":
-            os._exit(3)
-        case "cuda-oom":
-            say(
-                "0.0.1 E ggml_backend_cuda_buffer_type_alloc_buffer: allocating 9 MiB on device 0: cudaMalloc failed: out of memory"
-            )  # noqa: E501 -- one line, as the engine prints it
-            say("0.0.2 E srv  llama_server: exiting due to model loading error")
-            os._exit(1)
-        case "slow":
-            Handler.ready_at = time.monotonic() + 1.0
-        case "stalls":
-            Handler.ready_at = time.monotonic() + 2.0
-        case "killed-while-loading":
-            Handler.ready_at = float("inf")
-            later(0.3, "kill")
-        case "illegal-instruction":
-            Handler.ready_at = float("inf")
-            later(0.3, "sigill")
-        case "dies-while-serving":
-            later(1.0, "0.1 E CUDA error: an illegal memory access was encountered")
-        case "stranger":
-            Handler.alias = "another-model"
-        case _:
-            raise SystemExit(f"no mode {mode}")
+    if mode == "dies-silently":
+        os._exit(3)
+    if mode == "cuda-oom":
+        say(OUT_OF_MEMORY)
+        os._exit(1)
+    if mode == "stranger":
+        Handler.alias = "another-model"
+    Handler.ready_at = time.monotonic() + SLOW_SECONDS.get(mode, 0.0)
+    if mode in DEATHS:
+        later(*DEATHS[mode])
     http.server.ThreadingHTTPServer(("127.0.0.1", port), Handler).serve_forever()
 
 
