@@ -47,6 +47,7 @@ def page(
         metrics=_metrics(scores),
         forest=_forest(scores),
         level="" if level is None else f"Bars are {percent(level)} intervals: 95 % for all metrics together.",
+        parity=escape(f"Prompt tokens, candidate against reference: {scores.parity.sentence}"),
         categories=_categories(scores.results),
         arms=_table(
             ["", *(arm.arm for arm in scores.arms)], [[name, *cells] for name, cells in arm_rows(scores).items()]

@@ -39,6 +39,7 @@ def record(scores: Scores, candidate: Endpoint, reference: Endpoint) -> dict[str
         "tolerance": scores.tolerance,
         "verdict": scores.verdict,
         "metrics": [asdict(metric) for metric in scores.metrics],
+        "prompt_tokens": asdict(scores.parity) | {"meaning": scores.parity.sentence},
         "arms": [_arm_record(arm) for arm in scores.arms],
         "items": [asdict(result) for result in scores.results],
     }
@@ -97,6 +98,7 @@ def draw(console: "Console", scores: Scores, candidate: Endpoint, reference: End
     for name, cells in arm_rows(scores).items():
         table.add_row(name, *cells)
     console.print(table)
+    console.print(f"prompt tokens, candidate against reference: {scores.parity.sentence}", markup=False)
     level = next((metric.difference.level for metric in scores.metrics if metric.difference), None)
     if level is not None:
         family = "95 % for all metrics together"

@@ -15,6 +15,7 @@ from typing import Final
 from kimigguf.probe.calls import Arm, Call, Fault, FaultKind, Reply, Shape
 from kimigguf.probe.checkers import meaning, right
 from kimigguf.probe.intervals import FAMILY_ERROR, Interval, Verdict, interval, judge
+from kimigguf.probe.parity import Parity, prompt_parity
 from kimigguf.probe.suites import Item, Suite
 
 COUNTED: Final = {Shape.ANSWERED, Shape.EMPTY, Shape.CUT_OFF}
@@ -90,6 +91,7 @@ class Scores:
     tolerance: float
     arms: tuple[ArmSummary, ...]
     metrics: tuple[Metric, ...]
+    parity: Parity
     results: tuple[ItemResult, ...]
 
     @property
@@ -118,6 +120,7 @@ def score(suite: Suite, calls: Iterable[Call], *, tolerance: float) -> Scores:
         tolerance=tolerance,
         arms=tuple(_summary(arm, suite, [call for call in calls if call.arm is arm]) for arm in Arm),
         metrics=tuple(_metric(name, pair, rounds, tolerance, level) for name, pair in measures.items()),
+        parity=prompt_parity(calls),
         results=tuple(_result(one, repeat) for repeat, one in rounds),
     )
 
