@@ -12,7 +12,7 @@ from kimigguf.cli.app import App
 from kimigguf.cli.show import output_options
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from rich.console import Console
 
@@ -22,8 +22,9 @@ if TYPE_CHECKING:
     from kimigguf.ollama.server import OllamaServer
 
 SCHEMA: Final = "kimigguf.inspect/1"
-LIMIT_SECONDS: Final = 1.25
-_VERDICT_UNTIL_SECONDS: Final = 1.0
+WAIT_SECONDS: Final = 1.0
+"""How long a probe may take by default, so that the whole stays under 1.5 s whatever hangs."""
+_VERDICT_UNTIL_SECONDS: Final = 0.9
 """The verdict takes a third of a second: it is left to `recommend` when something has hung until here."""
 _MOST_ROWS: Final = {"GPU": 4, "Disk": 4, "Engine": 3}
 _MOST_NOTICES: Final = 2
@@ -40,8 +41,8 @@ class Picture:
     verdict: str | None = None
 
 
-def look(app: App) -> Picture:
-    """Ask hardware, engines and Ollama side by side, each with its own limit."""
+def look(app: App, wait_seconds: float = WAIT_SECONDS) -> Picture:
+    """Ask hardware, engines and Ollama side by side, each with its own limit of ``wait_seconds``."""
     from kimigguf.engines.cross_check import disagreements
     from kimigguf.engines.discover import discover
     from kimigguf.hardware.detect import NAME, SOURCE, detect
@@ -51,22 +52,57 @@ def look(app: App) -> Picture:
 
     started = time.monotonic()
     probes: dict[str, Callable[[], Any]] = {
-        "machine": lambda: detect(environ=app.environ),
+        "machine": lambda: detect(environ=app.environ, limit_seconds=wait_seconds),
         "engines": lambda: discover(app.environ),
         "ollama": lambda: look_at_ollama(app.environ),
         "verdict": lambda: _judge(app),
     }
-    answers = ask_all(probes, limit_seconds=LIMIT_SECONDS)
+    # A moment more than the detectors have, so that what they found in time is not lost.
+    answers = ask_all(probes, limit_seconds=wait_seconds + 0.05)
     machine: Machine = answers["machine"].value or Machine(name=NAME, source=SOURCE)
     engines: tuple[FoundEngine, ...] | None = answers["engines"].value
+    if engines is None:
+        engines = unasked_engines(app.environ) or None
     judge: Callable[[Machine], str] | None = answers["verdict"].value
     silent = [f"{name}: {answer.reason}" for name, answer in answers.items() if answer.reason is not None]
+    if any("no answer within" in reason for reason in [*silent, *(one.reason for one in machine.unknown)]):
+        silent.append("something was slow to answer: kimigguf inspect --wait 10 gives it more time")
+    in_time = time.monotonic() - started < max(_VERDICT_UNTIL_SECONDS, wait_seconds - 0.1)
     return Picture(
         machine=machine,
         engines=engines,
         ollama=answers["ollama"].value,
         problems=(*silent, *disagreements(machine, engines or ())),
-        verdict=judge(machine) if judge is not None and time.monotonic() - started < _VERDICT_UNTIL_SECONDS else None,
+        verdict=judge(machine) if judge is not None and in_time else None,
+    )
+
+
+def unasked_engines(environ: "Mapping[str, str]") -> "tuple[FoundEngine, ...]":
+    """The engines that lie where one is looked for, without starting any: one that loads CUDA can take seconds."""
+    import shutil
+
+    from kimigguf.engines.discover import ENVIRONMENT_VARIABLE
+    from kimigguf.engines.engine import EngineKind, FoundEngine
+
+    named = environ.get(ENVIRONMENT_VARIABLE)
+    places = [(EngineKind.LLAMA_SERVER, named, ENVIRONMENT_VARIABLE)] if named else []
+    places += [
+        (kind, path, "PATH")
+        for kind in (EngineKind.LLAMA_SERVER, EngineKind.LLAMA)
+        if (path := shutil.which(kind.value, path=environ.get("PATH", ""))) is not None
+    ]
+    return tuple(
+        FoundEngine(
+            kind=kind,
+            path=path,
+            version=None,
+            build=None,
+            supports_k3=None,
+            backends=None,
+            reason="it did not answer in time",
+            chosen_by=chosen_by,
+        )
+        for kind, path, chosen_by in places
     )
 
 
@@ -221,6 +257,14 @@ def report(picture: Picture) -> str:
 @click.command("inspect", short_help="Show what this machine has: memory, accelerators, disks, engines.")
 @click.option("--save", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Write a machine file.")
 @click.option("--force", is_flag=True, help="Let --save write over a file.")
+@click.option(
+    "--wait",
+    type=click.FloatRange(0.05, 60),
+    default=WAIT_SECONDS,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long anything may take to answer; a sleeping GPU driver needs more.",
+)
 @click.option("--measure", is_flag=True, help="Measure how fast memory and the models' disk read (about 30 s).")
 @click.option("--models-dir", type=click.Path(path_type=Path), help="Folder whose disk --measure reads.")
 @click.option("--report", "as_report", is_flag=True, help="Print Markdown for a bug report, without personal details.")
@@ -232,6 +276,7 @@ def command(
     *,
     save: Path | None,
     force: bool,
+    wait: float,
     measure: bool,
     models_dir: Path | None,
     as_report: bool,
@@ -252,7 +297,7 @@ def command(
         from kimigguf.hardware.machines import refuse_existing
 
         refuse_existing(save)  # before the half minute that a measurement takes
-    picture = look(app)
+    picture = look(app, wait)
     if measure:
         picture = measured(app, picture, models_dir)
     if save is not None:

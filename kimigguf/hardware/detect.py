@@ -16,7 +16,7 @@ from kimigguf.hardware.snapshot import Accelerator, Cpu, Machine, MemoryKind, Ra
 
 NAME: Final = "this-machine"
 SOURCE: Final = "detected"
-LIMIT_SECONDS: Final = 1.2
+LIMIT_SECONDS: Final = 1.0
 PATIENT_LIMIT_SECONDS: Final = 10.0
 """For commands whose answer stands on the GPUs: NVIDIA's driver wakes eight sleeping cards in several seconds."""
 _NVIDIA: Final = "accelerators.nvidia"

@@ -18,6 +18,7 @@ _ISA_X86: Final = (
 _ISA_ARM: Final[Mapping[str, str]] = {
     "asimd": "neon", "asimddp": "dotprod", "i8mm": "i8mm", "bf16": "bf16", "sve": "sve", "sve2": "sve2", "sme": "sme",
 }  # fmt: skip
+_MOST_CPUS: Final = 1 << 16
 _ARM_CORES: Final[Mapping[tuple[int, int], str]] = {
     (0x41, 0xD0C): "Neoverse N1", (0x41, 0xD40): "Neoverse V1", (0x41, 0xD49): "Neoverse N2",
     (0x41, 0xD4F): "Neoverse V2", (0x41, 0xD84): "Neoverse V3", (0x41, 0xD8E): "Neoverse N3",
@@ -31,7 +32,7 @@ def parse_cpuinfo(text: str) -> Cpu:
 
     A field that a kernel does not print stays None.
     """
-    blocks = [_fields(block) for block in re.split(r"\n\s*\n", text) if "processor" in block]
+    blocks = [_fields(block) for block in re.split(r"\n[ \t]*\n", text) if "processor" in block]
     if not blocks:
         return Cpu()
     first = blocks[0]
@@ -84,6 +85,8 @@ def parse_cpu_list(text: str) -> tuple[int, ...]:
     numbers: list[int] = []
     for part in filter(None, text.strip().split(",")):
         first, dash, last = part.partition("-")
+        if int(last or first) > _MOST_CPUS:
+            raise ValueError(f"{part} is no range of processors")
         numbers += range(int(first), int(last) + 1) if dash else [int(first)]
     return tuple(numbers)
 

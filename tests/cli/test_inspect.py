@@ -2,12 +2,14 @@
 
 import json
 import re
+import subprocess
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hardware.captures import Loader, load
+from hardware.captures import HANG, Loader, load
 from hardware.nvml_stand_in import NvmlStandIn
 from rich.console import Console
 
@@ -152,17 +154,49 @@ def test_the_report_is_markdown_on_stdout_and_a_string_in_json(capsys: pytest.Ca
     assert json.loads(capsys.readouterr().out)["markdown"].startswith("**kimigguf ")
 
 
-def test_an_engine_or_ollama_that_hangs_costs_its_own_line_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    from hardware.captures import HANG
-
-    monkeypatch.setattr(inspect, "LIMIT_SECONDS", 0.6)
+def test_an_engine_or_ollama_that_hangs_costs_its_own_line_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = tmp_path / "llama-server"
+    engine.write_text("#!/bin/sh\nsleep 60\n")
+    engine.chmod(0o755)
     monkeypatch.setattr("kimigguf.engines.discover.discover", lambda _environ: HANG.wait())
     monkeypatch.setattr("kimigguf.ollama.server.look", lambda _environ: HANG.wait())
-    picture = inspect.look(App(show=Show(), environ=ENVIRON))
-    assert picture.engines is None
+    app = App(show=Show(), environ=ENVIRON | {"PATH": str(tmp_path)})
+    started = time.monotonic()
+    picture = inspect.look(app, 0.5)
+    assert time.monotonic() - started < 1.5
+    assert [(one.path, one.supports_k3) for one in picture.engines or ()] == [(str(engine), None)]
     assert picture.ollama is None
     assert picture.machine.ram.total_bytes is not None
-    assert picture.problems == ("engines: no answer within 0.6 s", "ollama: no answer within 0.6 s")
+    assert picture.problems == (
+        "engines: no answer within 0.55 s",
+        "ollama: no answer within 0.55 s",
+        "something was slow to answer: kimigguf inspect --wait 10 gives it more time",
+    )
+
+
+_HUNG = """
+import sys, time, pynvml
+pynvml.nvmlInit = lambda: time.sleep(60)
+from kimigguf.cli.app import App, run
+from kimigguf.cli.show import Show
+sys.exit(run(["inspect", "--json"], App(show=Show(), environ={"PATH": sys.argv[1], "OLLAMA_HOST": "127.0.0.1:9"})))
+"""
+
+
+def test_the_command_ends_although_the_driver_and_the_engine_hang(tmp_path: Path) -> None:
+    engine = tmp_path / "llama-server"
+    engine.write_text("#!/bin/sh\nexec sleep 20\n")
+    engine.chmod(0o755)
+    argv = [sys.executable, "-c", _HUNG, f"{tmp_path}:/usr/bin:/bin"]
+    started = time.monotonic()
+    done = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=60)
+    assert time.monotonic() - started < 6, "1.5 s on an idle machine"
+    data = json.loads(done.stdout)
+    assert data["machine"]["ram"]["total_bytes"]
+    assert "accelerators.nvidia" in [one["what"] for one in data["machine"]["unknown"]]
+    assert data["engines"][0]["reason"] == "it did not answer in time"
 
 
 def test_measured_rates_are_saved_with_their_date_and_a_failure_is_a_note(

@@ -35,7 +35,7 @@ def test_a_hung_driver_does_not_keep_the_process_from_ending() -> None:
     started = time.monotonic()
     done = subprocess.run([sys.executable, "-c", _HUNG], capture_output=True, text=True, check=True, timeout=30)
     assert time.monotonic() - started < 6
-    assert "no answer within 1.2 s" in done.stdout
+    assert "no answer within 1 s" in done.stdout
 
 
 def test_this_machine_is_detected_in_time_and_its_file_says_the_same(tmp_path: Path) -> None:

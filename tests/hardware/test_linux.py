@@ -103,8 +103,9 @@ def test_a_file_that_is_not_there_is_an_unknown_with_its_reason(capture: Loader)
 def test_cpu_lists() -> None:
     assert parse_cpu_list("0-3,8,10-11") == (0, 1, 2, 3, 8, 10, 11)
     assert parse_cpu_list("") == ()
-    with pytest.raises(ValueError):
-        parse_cpu_list("0-x")
+    for garbage in ("0-x", "0-99999999999", "-3"):
+        with pytest.raises(ValueError):
+            parse_cpu_list(garbage)
 
 
 def test_memory_without_processors_is_a_node_and_an_empty_node_is_none(capture: Loader) -> None:
