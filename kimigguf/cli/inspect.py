@@ -46,6 +46,7 @@ def look(app: App, wait_seconds: float = WAIT_SECONDS) -> Picture:
     from kimigguf.engines.cross_check import disagreements
     from kimigguf.engines.discover import discover
     from kimigguf.hardware.detect import NAME, SOURCE, detect
+    from kimigguf.hardware.measure import with_direct_io
     from kimigguf.hardware.probes import ask_all
     from kimigguf.hardware.snapshot import Machine
     from kimigguf.ollama.server import look as look_at_ollama
@@ -53,6 +54,7 @@ def look(app: App, wait_seconds: float = WAIT_SECONDS) -> Picture:
     started = time.monotonic()
     probes: dict[str, Callable[[], Any]] = {
         "machine": lambda: detect(environ=app.environ, limit_seconds=wait_seconds),
+        "models folder": lambda: _try_models_folder(app),
         "engines": lambda: discover(app.environ),
         "ollama": lambda: look_at_ollama(app.environ),
         "verdict": lambda: _judge(app),
@@ -61,12 +63,14 @@ def look(app: App, wait_seconds: float = WAIT_SECONDS) -> Picture:
     answers = ask_all(probes, limit_seconds=wait_seconds + 0.05)
     machine: Machine = answers["machine"].value or Machine(name=NAME, source=SOURCE)
     engines: tuple[FoundEngine, ...] | None = answers["engines"].value
+    if (tried := answers["models folder"].value) is not None:
+        machine = with_direct_io(machine, *tried)
     if engines is None:
         engines = unasked_engines(app.environ) or None
     judge: Callable[[Machine], str] | None = answers["verdict"].value
     silent = [f"{name}: {answer.reason}" for name, answer in answers.items() if answer.reason is not None]
     if any("no answer within" in reason for reason in [*silent, *(one.reason for one in machine.unknown)]):
-        silent.append("something was slow to answer: kimigguf inspect --wait 10 gives it more time")
+        silent.append("kimigguf inspect --wait 10 gives what was slow more time")
     in_time = time.monotonic() - started < max(_VERDICT_UNTIL_SECONDS, wait_seconds - 0.1)
     return Picture(
         machine=machine,
@@ -75,6 +79,16 @@ def look(app: App, wait_seconds: float = WAIT_SECONDS) -> Picture:
         problems=(*silent, *disagreements(machine, engines or ())),
         verdict=judge(machine) if judge is not None and in_time else None,
     )
+
+
+def _try_models_folder(app: App) -> tuple[Path, bool | None]:
+    """Where models go (or the nearest folder above it that is there), and whether it takes O_DIRECT."""
+    from kimigguf.download.store import models_dir
+    from kimigguf.hardware.measure import takes_direct_io
+
+    folder = models_dir(app.environ).resolve()
+    present = next((above for above in (folder, *folder.parents) if above.is_dir()), folder)
+    return present, takes_direct_io(present)
 
 
 def unasked_engines(environ: "Mapping[str, str]") -> "tuple[FoundEngine, ...]":

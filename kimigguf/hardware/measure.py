@@ -163,10 +163,38 @@ def _near(node: NumaNode, host: Host, allowed: Sequence[int]) -> list[int]:
 
 
 def disk_of(disks: Sequence[Disk] | None, folder: Path) -> int | None:
-    """The place in ``disks`` of the one that ``folder`` lies on: the longest mount that is above it."""
-    path = f"{folder.resolve()}".rstrip("/") + "/"
+    """The place in ``disks`` of the one that ``folder`` (its links resolved) lies on: the longest mount above it."""
+    path = f"{folder}".rstrip("/") + "/"
     above = [i for i, disk in enumerate(disks or ()) if path.startswith(disk.mount.rstrip("/") + "/")]
     return max(above, key=lambda i: len((disks or ())[i].mount), default=None)
+
+
+def takes_direct_io(folder: Path) -> bool | None:
+    """Whether files in ``folder`` can be read past the page cache, tried on a file without a name that holds nothing.
+
+    None where that cannot be tried: no such folder, not writable, or a file system without nameless files (NFS).
+    """
+    nameless, direct = getattr(os, "O_TMPFILE", 0), getattr(os, "O_DIRECT", 0)
+    if not nameless or not direct:
+        return None
+    try:
+        os.close(os.open(folder, nameless | os.O_RDWR))
+    except OSError:
+        return None
+    try:
+        os.close(os.open(folder, nameless | os.O_RDWR | direct))
+    except OSError:
+        return False
+    return True
+
+
+def with_direct_io(machine: Machine, folder: Path, answer: bool | None) -> Machine:  # noqa: FBT001 -- one fact and its place
+    """The machine with ``direct_io`` told of the disk that ``folder`` (its links resolved) lies on."""
+    index = disk_of(machine.disks, folder)
+    if index is None or machine.disks is None:
+        return machine
+    disk = replace(machine.disks[index], direct_io=answer)
+    return replace(machine, disks=(*machine.disks[:index], disk, *machine.disks[index + 1 :]))
 
 
 def measure_disk(
@@ -182,7 +210,7 @@ def measure_disk(
     Raises:
         MachineError: ``disk-not-measurable``: the folder cannot be written, or the disk is full.
     """
-    index = disk_of(machine.disks, folder)
+    index = disk_of(machine.disks, folder.resolve())
     if index is None or machine.disks is None:
         listen(Notice(text=f"{folder} lies on no disk that is known; its rate stays unknown"))
         return machine

@@ -24,6 +24,7 @@ from kimigguf.events import Listener, Step
 from kimigguf.hardware import detect as detect_room
 from kimigguf.hardware.host import Host
 from kimigguf.hardware.machines import load_file, load_machine, machine_names
+from kimigguf.hardware.measure import disk_of, takes_direct_io
 from kimigguf.hardware.snapshot import Disk, Machine, NumaNode, Ram
 from kimigguf.ollama.server import OllamaServer
 
@@ -172,7 +173,7 @@ def test_an_engine_or_ollama_that_hangs_costs_its_own_line_only(
     assert picture.problems == (
         "engines: no answer within 0.55 s",
         "ollama: no answer within 0.55 s",
-        "something was slow to answer: kimigguf inspect --wait 10 gives it more time",
+        "kimigguf inspect --wait 10 gives what was slow more time",
     )
 
 
@@ -183,6 +184,15 @@ from kimigguf.cli.app import App, run
 from kimigguf.cli.show import Show
 sys.exit(run(["inspect", "--json"], App(show=Show(), environ={"PATH": sys.argv[1], "OLLAMA_HOST": "127.0.0.1:9"})))
 """
+
+
+def test_the_disk_of_the_models_folder_says_whether_it_takes_o_direct(tmp_path: Path) -> None:
+    picture = inspect.look(App(show=Show(), environ=ENVIRON | {"KIMIGGUF_MODELS": str(tmp_path / "not" / "there")}), 5)
+    expected = takes_direct_io(tmp_path)
+    index = disk_of(picture.machine.disks, tmp_path.resolve())
+    assert index is not None
+    assert (picture.machine.disks or ())[index].direct_io == expected
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_command_ends_although_the_driver_and_the_engine_hang(tmp_path: Path) -> None:

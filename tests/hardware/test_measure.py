@@ -20,6 +20,7 @@ from kimigguf.hardware.measure import (
     measure_disk,
     measure_memory,
     read_memory,
+    takes_direct_io,
 )
 from kimigguf.hardware.snapshot import Disk, DiskKind, Machine, NumaNode, PcieLink, Ram
 from kimigguf.units import GIB, MIB
@@ -131,6 +132,22 @@ def test_a_shard_that_is_there_is_read_and_a_stub_full_of_holes_is_not(tmp_path:
     measure_disk(machine, tmp_path, file_bytes=64 * MIB, seconds=0.1, listen=seen.append)
     assert not [event for event in seen if isinstance(event, Advance)], "nothing was written"
     assert (shard.stat().st_size, shard.stat().st_mtime_ns) == (before.st_size, before.st_mtime_ns)
+
+
+def test_o_direct_is_tried_without_leaving_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert takes_direct_io(tmp_path) in {True, False, None}
+    assert list(tmp_path.iterdir()) == []
+    assert takes_direct_io(tmp_path / "none") is None
+    real = os.open
+
+    def refuse(path: Path, flags: int) -> int:
+        if flags & os.O_DIRECT:
+            raise OSError(22, "Invalid argument")
+        return real(path, flags)
+
+    if takes_direct_io(tmp_path):
+        monkeypatch.setattr("kimigguf.hardware.measure.os.open", refuse)
+        assert takes_direct_io(tmp_path) is False
 
 
 def test_a_rate_above_the_links_is_refused() -> None:
