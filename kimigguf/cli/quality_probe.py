@@ -7,12 +7,14 @@ import click
 
 from kimigguf.cli.app import App
 from kimigguf.cli.show import output_options
-from kimigguf.errors import ExitCode
+from kimigguf.errors import ExitCode, MachineError
 
 
-@click.command("quality-probe", short_help="Compare a running quant with a reference endpoint.")
-@click.option("--candidate", metavar="URL", required=True, help="The server to judge, such as http://127.0.0.1:8080.")
-@click.option("--reference", metavar="NAME|URL", required=True,
+@click.group(
+    "quality-probe", invoke_without_command=True, short_help="Compare a running quant with a reference endpoint."
+)
+@click.option("--candidate", metavar="URL", help="The server to judge, such as http://127.0.0.1:8080.")
+@click.option("--reference", metavar="NAME|URL",
               help="What to judge it by (kimi, openrouter or an address); it is asked twice.")  # fmt: skip
 @click.option("--candidate-model", metavar="NAME", help="The model's name there; needed where there are several.")
 @click.option("--reference-model", metavar="NAME", help="The model's name there; needed where there are several.")
@@ -37,12 +39,12 @@ from kimigguf.errors import ExitCode
               help="Never spend more than this on the reference; no question is asked then.")  # fmt: skip
 @click.option("--yes", is_flag=True, help="Spend what it costs without being asked.")
 @output_options
-@click.pass_obj
+@click.pass_context
 def command(
-    app: App,
+    context: click.Context,
     *,
-    candidate: str,
-    reference: str,
+    candidate: str | None,
+    reference: str | None,
     candidate_model: str | None,
     reference_model: str | None,
     suite_name: str,
@@ -70,7 +72,12 @@ def command(
       kimigguf quality-probe --candidate http://127.0.0.1:8080 --reference kimi --budget-usd 5 --out probe-iq1s
       kimigguf quality-probe --candidate :8080 --reference :8081 --suite mine.toml --json
       kimigguf quality-probe --candidate :8080 --reference :8081 --suite standard --reference-run probe-iq1s
+      kimigguf quality-probe compare probe-iq1s probe-iq1m probe-q2kxl --out compared.html
     """  # noqa: D301 -- \b is click's marker for text that must not be wrapped
+    if context.invoked_subcommand is not None:
+        return ExitCode.DONE
+    if candidate is None or reference is None:
+        raise click.UsageError(f"Missing option '--{'candidate' if candidate is None else 'reference'}'.", context)
     from kimigguf.probe.report import draw
     from kimigguf.probe.session import Request, probe
 
@@ -91,6 +98,7 @@ def command(
         reference_run=reference_run,
         budget_usd=budget_usd,
     )
+    app: App = context.obj
     with app.show.progress() as listen:
         found = probe(request, app.environ, agree=lambda usd: yes or _agreed(usd), listen=listen)
     if out is not None:
@@ -102,3 +110,33 @@ def command(
 def _agreed(usd: float) -> bool:
     """Ask whoever sits at the terminal; nobody there is a no."""
     return sys.stdin.isatty() and click.confirm(f"The reference may cost up to ${usd:.2f}. Go on?", err=True)
+
+
+@command.command("compare", short_help="Put finished runs with one reference side by side.")
+@click.argument("folders", metavar="DIR...", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="Write the page to this file.")
+@output_options
+@click.pass_obj
+def compare_command(app: App, *, folders: tuple[Path, ...], out: Path | None) -> int:
+    """Put finished runs (their --out folders) side by side: right answers against size and speed.
+
+    Sizes are known for runs whose folder is named after a quant.
+
+    \b
+    Example:
+      kimigguf quality-probe compare probe-iq1s probe-iq1m probe-q2kxl --out compared.html
+    """  # noqa: D301 -- \b is click's marker for text that must not be wrapped
+    from kimigguf.catalogue.profiles import load_model
+    from kimigguf.probe.compare import compare, compare_page, draw, record
+
+    comparison = compare(folders, load_model(environ=app.environ))
+    if out is not None:
+        try:
+            out.write_text(compare_page(comparison), encoding="utf-8")
+        except OSError as error:
+            raise MachineError(
+                f"cannot write {out}", code="cannot-write", cause=error.strerror, hint="choose another --out FILE"
+            ) from error
+        app.show.note(f"the page is {out}")
+    app.show.answer(record(comparison), lambda console: draw(console, comparison))
+    return ExitCode.DONE

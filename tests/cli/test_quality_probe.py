@@ -111,6 +111,38 @@ def test_a_stored_reference_is_not_asked_again(suite: str, tmp_path: Path) -> No
         assert call(*again, "--reference-model", "other") == ExitCode.USAGE
 
 
+def test_finished_runs_stand_side_by_side(suite: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with serve(sums) as good, serve(wrong) as bad, serve(sums) as reference:
+        for name, candidate in (("probe-iq1_s", bad), ("UD-Q2_K_XL <b>", good)):
+            common = ["--reference", reference.url, "--suite", suite, "--quiet", "--parallel", "4"]
+            call("--candidate", candidate.url, *common, "--out", str(tmp_path / name))
+    runs = [str(tmp_path / name) for name in ("probe-iq1_s", "UD-Q2_K_XL <b>")]
+    page = tmp_path / "page.html"
+    capsys.readouterr()
+    assert call("compare", *runs, "--out", str(page), "--json") == ExitCode.DONE
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["schema"] == "kimigguf.quality-compare/1"
+    assert [(run["label"], run["right"]) for run in answer["runs"]] == [("UD-Q2_K_XL <b>", 1.0), ("probe-iq1_s", 0.5)]
+    assert [run["size_bytes"] for run in answer["runs"]] == [861_277_858_912, 594_040_923_616]
+    assert answer["reference_right"] == 1.0
+    text = page.read_text()
+    assert "<b>" not in text
+    assert text.count("<circle") == 4
+    assert call("compare", *runs) == ExitCode.DONE
+    assert "the reference itself: 100.0 % right" in capsys.readouterr().out
+
+
+def test_runs_that_cannot_be_compared_are_refused(suite: str, tmp_path: Path) -> None:
+    few = Path(suite).with_name("few.jsonl")
+    few.write_text("\n".join(Path(suite).read_text().splitlines()[:5]))
+    with serve(sums) as candidate, serve(sums) as reference, serve(sums) as other:
+        for name, asked, judge in (("a", suite, reference), ("b", str(few), reference), ("c", suite, other)):
+            sides = ["--candidate", candidate.url, "--reference", judge.url, "--suite", asked, "--quiet"]
+            call(*sides, "--parallel", "4", "--out", str(tmp_path / name))
+    for second in ("b", "c", "nothing"):
+        assert call("compare", str(tmp_path / "a"), str(tmp_path / second)) == ExitCode.USAGE
+
+
 @pytest.mark.parametrize(
     "arguments",
     [

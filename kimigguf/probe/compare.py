@@ -1,0 +1,208 @@
+"""Several comparisons with one reference side by side: what a smaller quant costs in answers and gains in speed."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from html import escape
+from importlib.resources import files
+from pathlib import Path
+from string import Template
+from typing import TYPE_CHECKING, Any
+
+from kimigguf.catalogue.quants import ModelProfile
+from kimigguf.errors import UsageError
+from kimigguf.probe.report import percent
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compared:
+    """One finished run. Shares are 0 to 1; ``size_bytes`` where its folder's or model's name holds a known quant's."""
+
+    label: str
+    model: str
+    size_bytes: int | None
+    right: float | None
+    right_low: float | None
+    right_high: float | None
+    same: float | None
+    tokens_per_second: float | None
+    seconds: float | None
+    verdict: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """Runs that asked the same questions and were judged by the same reference, best first."""
+
+    suite: str
+    items: int
+    reference: str
+    reference_right: float | None
+    runs: tuple[Compared, ...]
+
+
+def compare(folders: Sequence[Path], profile: ModelProfile) -> Comparison:
+    """Read the reports of finished runs.
+
+    Raises:
+        UsageError: ``bad-run`` for a folder without a report, ``other-suite`` or ``other-reference`` for one that
+            cannot stand beside the first.
+    """
+    reports = [_report(folder) for folder in folders]
+    first = reports[0]
+    for folder, report in zip(folders, reports, strict=True):
+        if report["suite"]["sha256"] != first["suite"]["sha256"]:
+            raise UsageError(
+                f"the run in {folder} asked other questions than that in {folders[0]}",
+                code="other-suite",
+                hint="compare runs with the same --suite (and --seed)",
+            )
+        if report["reference"] != first["reference"]:
+            raise UsageError(
+                f"the run in {folder} was judged by another reference than that in {folders[0]}",
+                code="other-reference",
+                hint="compare runs with the same --reference; --reference-run reuses its answers",
+            )
+    runs = [_compared(folder, report, profile) for folder, report in zip(folders, reports, strict=True)]
+    runs.sort(key=lambda run: (-(run.right or 0.0), run.label))
+    reference = first["reference"]
+    return Comparison(
+        suite=first["suite"]["name"],
+        items=first["suite"]["items"],
+        reference=f"{reference['model']} at {reference['url']}",
+        reference_right=_share(first["arms"][1]),
+        runs=tuple(runs),
+    )
+
+
+def _report(folder: Path) -> dict[str, Any]:
+    path = folder / "report.json"
+    try:
+        report = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise _no_report(folder) from error
+    if not isinstance(report, dict) or report.get("schema") != "kimigguf.quality-probe/1":
+        raise _no_report(folder)
+    return report
+
+
+def _no_report(folder: Path) -> UsageError:
+    return UsageError(
+        f"{folder} holds no finished run", code="bad-run", hint=f"kimigguf quality-probe ... --out '{folder}'"
+    )
+
+
+def _share(arm: Mapping[str, Any]) -> float | None:
+    return arm["right"] / arm["checked"] if arm["checked"] else None
+
+
+def _compared(folder: Path, report: Mapping[str, Any], profile: ModelProfile) -> Compared:
+    arm = report["arms"][0]
+    low, high = arm["right_interval_95"] or (None, None)
+    same = next((metric["candidate"] for metric in report["metrics"] if metric["name"].startswith("same answer")), None)
+    model = report["candidate"]["model"]
+    return Compared(
+        label=folder.name,
+        model=model,
+        size_bytes=_size(f"{folder.name} {model}", profile),
+        right=_share(arm),
+        right_low=low,
+        right_high=high,
+        same=same,
+        tokens_per_second=arm["tokens_per_second"],
+        seconds=arm["seconds"],
+        verdict=report["verdict"],
+    )
+
+
+def _size(text: str, profile: ModelProfile) -> int | None:
+    """The size of the quant that is named in ``text``; of several, the one with the longest name."""
+    plain = text.upper().replace("-", "_")
+    named = [quant for quant in profile.quants if quant.name.upper().replace("-", "_").removeprefix("UD_") in plain]
+    return max(named, key=lambda quant: len(quant.name)).size_bytes if named else None
+
+
+def record(comparison: Comparison) -> dict[str, Any]:
+    """The answer as JSON."""
+    return {"schema": "kimigguf.quality-compare/1", **asdict(comparison)}
+
+
+def _rows(comparison: Comparison) -> list[list[str]]:
+    from kimigguf.units import storage  # noqa: PLC0415 -- beside its only use
+
+    def number(value: float | None, form: str) -> str:
+        return "unknown" if value is None else form.format(value)
+
+    return [
+        [
+            run.label,
+            storage(run.size_bytes),
+            f"{percent(run.right)} [{percent(run.right_low)}, {percent(run.right_high)}]",
+            percent(run.same),
+            number(run.tokens_per_second, "{:.1f}"),
+            number(run.seconds, "{:.1f} s"),
+            run.verdict,
+        ]
+        for run in comparison.runs
+    ]
+
+
+_HEADINGS = ("run", "size", "right answers", "same as the reference", "tokens/s", "whole answer", "verdict")
+
+
+def draw(console: "Console", comparison: Comparison) -> None:
+    """Print the table."""
+    from rich import box  # noqa: PLC0415 -- kept out of JSON runs
+    from rich.table import Table  # noqa: PLC0415 -- as above
+
+    console.print(f"{comparison.suite}, {comparison.items} items, judged by {comparison.reference}", markup=False)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
+    for heading in _HEADINGS:
+        table.add_column(heading, overflow="fold")
+    for row in _rows(comparison):
+        table.add_row(*row)
+    console.print(table)
+    console.print(f"the reference itself: {percent(comparison.reference_right)} right", markup=False)
+
+
+def compare_page(comparison: Comparison) -> str:
+    """The table and the picture as one HTML page that needs nothing else."""
+    template = Template(files("kimigguf.probe").joinpath("compare.html").read_text(encoding="utf-8"))
+    head = "".join(f"<th>{escape(heading)}</th>" for heading in _HEADINGS)
+    body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in _rows(comparison))
+    return template.substitute(
+        title=escape(f"{len(comparison.runs)} runs beside {comparison.reference}"),
+        about=escape(f"{comparison.suite}, {comparison.items} items"),
+        table=f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>",
+        size=_picture(comparison, "size in GB", lambda run: None if run.size_bytes is None else run.size_bytes / 1e9),
+        speed=_picture(comparison, "tokens/s", lambda run: run.tokens_per_second),
+    )
+
+
+def _picture(comparison: Comparison, what: str, value_of: Callable[[Compared], float | None]) -> str:
+    """Right answers (with their 95 % intervals) over ``what``, as SVG; empty where nothing can be drawn."""
+    known = [run for run in comparison.runs if run.right is not None]
+    drawn = [(run, value) for run in known if (value := value_of(run)) is not None]
+    if not drawn:
+        return ""
+    most = max(value for _, value in drawn) * 1.15 or 1.0
+    parts = [f'<svg viewBox="0 0 400 240" role="img" aria-label="right answers over {escape(what)}">']
+    parts.append('<path class="axis" d="M40 10 V200 H390" fill="none"/>')
+    parts += [
+        f'<text x="34" y="{204 - 190 * share:.0f}" text-anchor="end">{share:.0%}</text>' for share in (0.0, 0.5, 1.0)
+    ]
+    parts.append(f'<text x="390" y="232" text-anchor="end">{escape(what)}, up to {most:.0f}</text>')
+    if comparison.reference_right is not None:
+        y = 200 - 190 * comparison.reference_right
+        parts.append(f'<path class="zero" d="M40 {y:.1f} H390"/>')
+    for run, value in drawn:
+        x, y = 40 + 350 * value / most, 200 - 190 * (run.right or 0.0)
+        low, high = 200 - 190 * (run.right_low or 0.0), 200 - 190 * (run.right_high or 0.0)
+        parts.append(f'<path class="bar" d="M{x:.1f} {low:.1f} V{high:.1f}"/><circle cx="{x:.1f}" cy="{y:.1f}" r="4"/>')
+        anchor = "end" if x > 280 else "start"  # noqa: PLR2004 -- where a label would leave the picture
+        parts.append(f'<text x="{x + (-7 if anchor == "end" else 7):.1f}" y="{y + 4:.1f}" text-anchor="{anchor}">')
+        parts.append(f"{escape(run.label)}</text>")
+    return "".join([*parts, "</svg>"])
