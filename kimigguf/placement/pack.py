@@ -65,7 +65,8 @@ def pack(elements: Sequence[Element], capacities: Sequence[int]) -> Packing:
     near = _fill(elements, capacities, first, _best_ends(gains, capacities, first, gains.beside))
     if first > 0 or len(capacities) == 1:
         return near
-    far = _fill(elements, capacities, first, _best_ends(gains, capacities, first, gains.anywhere))
+    ends = _best_ends(gains, capacities, first, gains.anywhere)
+    far = _spill(elements, capacities, _fill(elements, capacities, first, ends))
     return far if far.expert_bytes(elements) > near.expert_bytes(elements) else near
 
 
@@ -173,20 +174,19 @@ def _best_ends(
 def _fill(elements: Sequence[Element], capacities: Sequence[int], first: int, ends: Sequence[int]) -> Packing:
     device: list[int | None] = [None] * len(elements)
     experts: list[list[int | None]] = [[None] * len(element.experts) for element in elements]
-    left: list[int] = []
     start = first
     for number, (capacity, end) in enumerate(zip(capacities, ends, strict=True)):
         device[start:end] = [number] * (end - start)
         slack = capacity - sum(element.trunk_bytes for element in elements[start:end])
-        left.append(_take_own(elements, experts, range(start, end), number, slack))
+        _take_own(elements, experts, range(start, end), number, slack)
         start = end
-    if first == 0:
-        _spill(elements, experts, left)
     return Packing(device=tuple(device), experts=tuple(map(tuple, experts)))
 
 
-def _take_own(elements: Sequence[Element], experts: list[list[int | None]], run: range, number: int, slack: int) -> int:
-    """Give a device the experts of its own run that fit; returns the slack that is left."""
+def _take_own(
+    elements: Sequence[Element], experts: list[list[int | None]], run: range, number: int, slack: int
+) -> None:
+    """Give a device the experts of its own run that fit in its slack."""
     for index in run:
         element = elements[index]
         if element.expert_bytes <= slack:
@@ -199,11 +199,12 @@ def _take_own(elements: Sequence[Element], experts: list[list[int | None]], run:
                 experts[index][tensor] = number
                 slack -= element.experts[tensor]
         break
-    return slack
 
 
-def _spill(elements: Sequence[Element], experts: list[list[int | None]], left: list[int]) -> None:
+def _spill(elements: Sequence[Element], capacities: Sequence[int], packing: Packing) -> Packing:
     """Give what devices have left over to tensors that would stay on the host: whole layers first, then single ones."""
+    experts = [list(places) for places in packing.experts]
+    left = [capacity - packing.used_bytes(elements, number) for number, capacity in enumerate(capacities)]
     for index, element in enumerate(elements):
         if element.experts and all(place is None for place in experts[index]):
             number = max(range(len(left)), key=lambda d: left[d])
@@ -217,6 +218,7 @@ def _spill(elements: Sequence[Element], experts: list[list[int | None]], left: l
                 number = min(fitting, key=lambda d: left[d])  # the tightest: larger gaps stay for larger tensors
                 experts[index][tensor] = number
                 left[number] -= element.experts[tensor]
+    return Packing(device=packing.device, experts=tuple(map(tuple, experts)))
 
 
 def _largest_first(element: Element) -> list[int]:

@@ -19,8 +19,10 @@ from kimigguf.placement.give_way import lower
 from kimigguf.placement.pack import Element, Packing, pack
 from kimigguf.units import MIB, memory
 
-_ROUNDS: Final = 6
+_ROUNDS: Final = 12
 """Buffers depend on the split and the split on the buffers; two rounds settle it, the rest is for odd machines."""
+_PATIENCE: Final = 3
+"""Rounds before reserves are made equal."""
 _OPTIMISM: Final = 8
 """One part in so many of the buffers is left out when a better packing is looked for."""
 _EXPERT_PART: Final = re.compile(r"ffn_(up|down|gate|gate_up)_(?:ch|)exps")
@@ -172,7 +174,7 @@ class _Table:
         reserve = [_expected_buffer_bytes(settings)] * len(capacities)
         best: Packing | None = None
         answer: Placed | None = None
-        for _ in range(_ROUNDS):
+        for number in range(_ROUNDS):
             packing = pack(elements, _less(capacities, reserve))
             if best is not None and _rank(packing, elements) <= _rank(best, elements):
                 break  # nothing is to be gained from counting this one, which costs more than packing it
@@ -191,6 +193,9 @@ class _Table:
                 break
             else:
                 reserve = [max(pair) for pair in zip(overhead, reserve, strict=True)]
+                if number >= _PATIENCE:
+                    # Runs of odd lengths chase each other's buffers: the largest seen anywhere is enough everywhere.
+                    reserve = [max(reserve)] * len(reserve)
         return answer if best is not None and any(device is not None for device in best.device) else None
 
     def _layout(self, packing: Packing) -> Layout:

@@ -32,7 +32,7 @@ some_settings = st.builds(
 )
 some_devices = st.lists(st.sampled_from([4, 8, 11, 12, 16, 24, 32, 40, 48, 80, 96, 141, 180]), max_size=16)
 quick = settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
 )
 
 
@@ -146,7 +146,9 @@ def test_a_smaller_context_never_needs_more(quant: str, devices: list[int], want
     assert isinstance(short, Placed)
 
     def total(placed: Placed) -> int:
-        return sum(row.size_bytes or 0 for row in placed.ledger.rows if row.component is not Component.COMPUTE)
+        # A device that is used at all costs its driver's context and a buffer; neither is the context's doing.
+        apart = (Component.COMPUTE, Component.GPU_CONTEXT)
+        return sum(row.size_bytes or 0 for row in placed.ledger.rows if row.component not in apart)
 
     assert total(short) <= total(long)
     assert host_trunks(short) <= host_trunks(long)
