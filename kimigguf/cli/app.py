@@ -29,6 +29,7 @@ _COMMANDS: Final[Mapping[str, str]] = {
     "logs": "Show what a server's engine says.",
     "stop": "Stop a running server and everything it started.",
     "restart": "Stop a server and start it as it was.",
+    "doctor": "Find what ails a server, and what to do about it.",
     "chat": "Talk to a running server.",
     "ollama-register": "Register a quant with Ollama, if that is a good idea.",
     "quality-probe": "Compare a running quant with a reference endpoint.",

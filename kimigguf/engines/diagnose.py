@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from kimigguf.engines.symptoms import FATAL
 from kimigguf.errors import ServerError
 
 
@@ -41,117 +42,6 @@ class Diagnosis:
     may_pass: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Symptom:
-    pattern: re.Pattern[str]
-    code: str
-    message: str
-    hint: str
-    may_pass: bool = False
-
-
-def _symptom(pattern: str, code: str, message: str, hint: str, *, may_pass: bool = False) -> _Symptom:
-    return _Symptom(
-        pattern=re.compile(pattern, re.IGNORECASE), code=code, message=message, hint=hint, may_pass=may_pass
-    )
-
-
-_LESS_MEMORY: Final = (
-    "free memory on that device, or plan again with a smaller --context or --ubatch: kimigguf plan QUANT"
-)
-_SYMPTOMS: Final = (
-    _symptom(
-        r"illegal split file idx",
-        "not-first-shard",
-        "the engine was given a shard that is not the first",
-        "name any shard or the folder to kimigguf serve: it finds the first one itself",
-    ),
-    _symptom(
-        r"failed to open GGUF file .*No such file",
-        "shard-missing",
-        "a shard of the set is missing",
-        "run: kimigguf verify QUANT, then kimigguf download QUANT",
-    ),
-    _symptom(
-        r"data is not within the file bounds|model is corrupted or incomplete|failed to read|invalid magic",
-        "shard-damaged",
-        "a shard is cut short or is no GGUF",
-        "run: kimigguf verify QUANT - it names the shard - then kimigguf download QUANT",
-    ),
-    _symptom(
-        r"unknown model architecture",
-        "engine-too-old",
-        "the engine does not know this model's architecture",
-        "use llama.cpp build 10448 or later, or --engine embedded",
-    ),
-    _symptom(
-        r"has invalid ggml type|invalid ggml type|unknown (?:ggml )?type",
-        "tensor-type-unknown",
-        "the files hold a tensor type that this engine cannot read",
-        "choose another quant (kimigguf recommend), or the fork of llama.cpp that made this one",
-    ),
-    _symptom(
-        r"tensors expected|wrong number of tensors|missing tensor|check_tensor_dims|has wrong shape",
-        "layout-mismatch",
-        "the files do not have the tensors that the engine expects for this architecture",
-        "they may come from before the final layout: run kimigguf download QUANT again, and update the engine",
-    ),
-    _symptom(
-        r"different K .* and V .* cache types|V cache quantization requires flash",
-        "cache-types-differ",
-        "the engine refuses this combination of KV cache types",
-        "leave the cache types to the plan: --kv-type sets both",
-    ),
-    _symptom(
-        r"couldn't bind|address already in use|bind HTTP server socket",
-        "port-in-use",
-        "the port is taken by another program",
-        "choose another with --port",
-    ),
-    _symptom(
-        r"invalid argument: |error while handling argument|unknown argument",
-        "engine-flag-unknown",
-        "the engine does not know one of the options it was given",
-        "update the engine, or use --engine embedded",
-    ),
-    _symptom(
-        r"out of memory|OutOfDeviceMemory|failed to allocate|unable to allocate|bad_alloc|cannot allocate memory",
-        "out-of-memory",
-        "the engine could not get the memory it needs",
-        _LESS_MEMORY,
-    ),
-    _symptom(
-        r"failed to fit params",
-        "not-fitted",
-        "the engine could not fit the model and would have gone on without",
-        _LESS_MEMORY,
-    ),
-    _symptom(
-        r"error while loading shared libraries|symbol lookup error|version `GLIBC|no kernel image|cannot open shared",
-        "engine-unusable",
-        "the engine does not run on this machine: a library or a kernel for this hardware is missing",
-        "install its libraries, or use --engine embedded",
-    ),
-    _symptom(
-        r"CUDA error|ROCm error|ggml_cuda_error|hipError|vk::\w+Error|device lost",
-        "device-error",
-        "the accelerator's driver reported an error",
-        "see the log; a restart helps where another program disturbed the device",
-        may_pass=True,
-    ),
-    _symptom(
-        r"failed to create.?context",
-        "no-context",
-        "the engine loaded the model but could not create its context",
-        _LESS_MEMORY,
-    ),
-    _symptom(
-        r"the embedded engine did not start|failed to load model|error loading model",
-        "load-failed",
-        "the engine could not load the model",
-        "run: kimigguf verify QUANT; if the set is whole, see the log",
-    ),
-)
 _SIGNALS: Final[Mapping[int, Diagnosis]] = {
     signal.SIGKILL: Diagnosis(
         code="killed",
@@ -179,14 +69,14 @@ def diagnose(log: str, how: Exit) -> Diagnosis:
     failed. Without any, the last error line is shown and the cause stays unknown.
     """
     lines = [line.strip() for line in log.splitlines() if line.strip()]
-    for symptom in _SYMPTOMS:
+    for symptom in FATAL:
         for line in lines:
             if symptom.pattern.search(line):
                 return Diagnosis(
                     code=symptom.code,
                     message=symptom.message,
                     hint=symptom.hint,
-                    line=_bare(line),
+                    line=bare(line),
                     may_pass=symptom.may_pass,
                 )
     if how.signal_number is not None and (known := _SIGNALS.get(how.signal_number)):
@@ -196,12 +86,12 @@ def diagnose(log: str, how: Exit) -> Diagnosis:
         code="server-died",
         message=f"the engine ended ({how})",
         hint="see the log for what came before",
-        line=_bare((errors or lines)[-1]) if lines else None,
+        line=bare((errors or lines)[-1]) if lines else None,
         may_pass=how.signal_number is not None,
     )
 
 
-def _bare(line: str) -> str:
+def bare(line: str) -> str:
     """The line without llama.cpp's time stamp and level (``0.00.003.582 E ``), cut to a readable length."""
     return re.sub(r"^[\d.]+ [A-Z] +", "", line)[:400]
 

@@ -54,7 +54,8 @@ def later(seconds: float, action: str) -> None:
 
 
 OUT_OF_MEMORY = (
-    "0.0.1 E ggml_backend_cuda_buffer_type_alloc_buffer: allocating 9 MiB on device 0: cudaMalloc failed: out of memory\n"
+    "0.0.1 E ggml_backend_cuda_buffer_type_alloc_buffer: allocating 9 MiB on device 0: cudaMalloc failed: out of "
+    "memory\n"
     "0.0.2 E srv  llama_server: exiting due to model loading error"
 )
 SLOW_SECONDS = {"slow": 1.0, "stalls": 2.0, "killed-while-loading": float("inf"), "illegal-instruction": float("inf")}

@@ -1,0 +1,113 @@
+"""``kimigguf doctor``: what ails a server, and what to do."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from kimigguf.cli.app import App
+from kimigguf.cli.show import output_options
+from kimigguf.errors import ExitCode, UsageError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from kimigguf.engines.doctor import Finding
+
+_MAX_LOG_BYTES: Final = 64 << 20
+
+
+@click.command("doctor", short_help="Find what ails a server, and what to do about it.")
+@click.option("--log", type=click.Path(path_type=Path), help="A llama-server log, also of another machine.")
+@click.option("--name", help="Which running server; not needed where one runs.")
+@output_options
+@click.pass_obj
+def command(app: App, *, log: Path | None, name: str | None) -> int:
+    """Look for every known symptom: in a log, or in a running server and its log.
+
+    Without options it looks at the running server, or at the last log where none runs. Exit code 1 if something was
+    found. Nothing found is no proof of health.
+
+    \b
+    Example:
+      kimigguf doctor
+      kimigguf doctor --log llama-server.log
+    """  # noqa: D301 -- \b is click's marker for text that must not be wrapped
+    from kimigguf.engines.doctor import examine_log
+
+    path, findings = (log, ()) if log is not None else _subject(app, name)
+    text = _read(path)
+    found = (*examine_log(text), *findings)
+    data = {
+        "schema": "kimigguf.doctor/1",
+        "log": str(path),
+        "lines": text.count("\n"),
+        "findings": [_record(finding) for finding in found],
+    }
+    app.show.answer(data, lambda console: _draw(console, path, text.count("\n"), found))
+    return ExitCode.ANSWERED_NO if found else ExitCode.DONE
+
+
+def _subject(app: App, name: str | None) -> tuple[Path, "tuple[Finding, ...]"]:
+    """The log to read, and what a running server's own answers show."""
+    from kimigguf.engines.doctor import examine_server
+    from kimigguf.engines.keys import read_keys
+    from kimigguf.engines.llama_server import get
+    from kimigguf.engines.registry import entries, find
+    from kimigguf.engines.session import servers_folder, state_folder
+
+    folder = servers_folder(app.environ)
+    if name is not None or entries(folder):
+        entry = find(folder, name)
+        key = read_keys(Path(entry.api_key_file))[0] if entry.api_key_file else None
+        answer = get(entry.address, "/props", key=key)
+        try:
+            props = json.loads(answer[1]) if answer and answer[0] == 200 else {}  # noqa: PLR2004 -- HTTP
+        except ValueError:
+            props = {}
+        return Path(entry.log), examine_server(props, is_k3="k3" in entry.alias.lower())
+    logs = sorted((state_folder(app.environ) / "logs").glob("*.log"), key=lambda path: path.stat().st_mtime)
+    if not logs:
+        raise UsageError(
+            "no server is running, and none has left a log here",
+            code="no-server",
+            hint="name a log: kimigguf doctor --log FILE",
+        )
+    return logs[-1], ()
+
+
+def _read(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, 2)
+            file.seek(max(0, size - _MAX_LOG_BYTES))
+            return file.read().decode(errors="replace")
+    except OSError as error:
+        raise UsageError(f"cannot read the log {path}", code="log-unreadable", cause=error.strerror) from error
+
+
+def _record(finding: "Finding") -> dict[str, Any]:
+    return {
+        "code": finding.code,
+        "severity": str(finding.severity),
+        "message": finding.message,
+        "evidence": finding.evidence,
+        "times": finding.times,
+        "hint": finding.hint,
+    }
+
+
+def _draw(console: "Console", path: Path, lines: int, found: "tuple[Finding, ...]") -> None:
+    from rich.text import Text
+
+    console.print(f"{path}: {lines:,} lines", markup=False, soft_wrap=True)
+    if not found:
+        console.print("UNKNOWN  none of the known symptoms is in it; that is no proof of health", markup=False)
+    colours = {"fatal": "bold red", "failing": "red", "worse": "yellow"}
+    for finding in found:
+        severity = str(finding.severity)
+        times = f" ({finding.times} times)" if finding.times > 1 else ""
+        console.print(Text.assemble((f"{severity.upper():9}", colours[severity]), finding.message + times))
+        console.print(f"         {finding.evidence}", markup=False, style="dim", soft_wrap=True)
+        console.print(f"         try: {finding.hint}", markup=False, soft_wrap=True)

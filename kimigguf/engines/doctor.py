@@ -1,0 +1,125 @@
+"""What ails a server, dead or alive: every known symptom in its log, and what its own answers show. Pure.
+
+No finding is no proof of health: it only says that none of the known symptoms is there.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Final
+
+from kimigguf.engines.diagnose import bare
+from kimigguf.engines.symptoms import FATAL, SERVING, SLOW, Symptom
+
+_K3_MARKERS: Final = ("<|open|>", "<|close|>", "<|end_of_msg|>")
+_MASKING: Final = frozenset({"load-failed", "no-context"})
+"""Symptoms that only repeat that something failed; they count where nothing says why."""
+
+
+class Severity(StrEnum):
+    """How bad it is."""
+
+    FATAL = "fatal"
+    """It ended the engine, or kept it from starting."""
+    FAILING = "failing"
+    """Requests fail or answers are wrong."""
+    WORSE = "worse"
+    """It works, and worse than it could."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One thing found. ``evidence`` is the line or the value that shows it, ``times`` how often it stands there."""
+
+    code: str
+    severity: Severity
+    message: str
+    evidence: str
+    hint: str
+    times: int = 1
+
+
+def examine_log(text: str) -> tuple[Finding, ...]:
+    """Every symptom in a log, the gravest first; each once, with its first line."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    tables = ((FATAL, Severity.FATAL), (SERVING, Severity.FAILING), (SLOW, Severity.WORSE))
+    found = [
+        finding
+        for table, severity in tables
+        for symptom in table
+        if (finding := _seen(symptom, lines, severity)) is not None
+    ]
+    telling = [finding for finding in found if finding.severity is Severity.FATAL and finding.code not in _MASKING]
+    return tuple(finding for finding in found if finding.code not in _MASKING or not telling)
+
+
+def _seen(symptom: Symptom, lines: list[str], severity: Severity) -> Finding | None:
+    matching = [line for line in lines if symptom.pattern.search(line)]
+    if not matching:
+        return None
+    return Finding(
+        code=symptom.code,
+        severity=severity,
+        message=symptom.message,
+        evidence=bare(matching[0]),
+        hint=symptom.hint,
+        times=len(matching),
+    )
+
+
+def examine_server(props: Mapping[str, Any], *, is_k3: bool) -> tuple[Finding, ...]:
+    """What a running llama-server's ``/props`` show that does not suit Kimi K3; nothing for another model."""
+    if not is_k3:
+        return ()
+    defaults = props.get("default_generation_settings")
+    params = defaults.get("params") if isinstance(defaults, Mapping) else None
+    return (*_sampling(params if isinstance(params, Mapping) else {}), *_template(props), *_slots(props))
+
+
+def _sampling(params: Mapping[str, Any]) -> tuple[Finding, ...]:
+    wrong = [
+        f"{name} {found:g} (K3: {right:g})"
+        for name, right in (("temperature", 1.0), ("top_k", 0), ("min_p", 0.0))
+        if isinstance(found := params.get(name), int | float) and abs(found - right) > 1e-3  # noqa: PLR2004 -- single precision
+    ]
+    if not wrong:
+        return ()
+    return (
+        Finding(
+            code="sampling",
+            severity=Severity.FAILING,
+            message="the server's default sampling is llama.cpp's, not Kimi K3's",
+            evidence=", ".join(wrong),
+            hint="start it with kimigguf serve, or with --temp 1.0 --top-p 0.95 --top-k 0 --min-p 0",
+        ),
+    )
+
+
+def _template(props: Mapping[str, Any]) -> tuple[Finding, ...]:
+    template = props.get("chat_template")
+    if not isinstance(template, str) or all(marker in template for marker in _K3_MARKERS):
+        return ()
+    return (
+        Finding(
+            code="template",
+            severity=Severity.FAILING,
+            message="the chat template is not Kimi K3's: thinking and tool calls are not parsed",
+            evidence=f"no {next(marker for marker in _K3_MARKERS if marker not in template)} in it",
+            hint="leave the template to the model's file: no --chat-template, and --jinja on",
+        ),
+    )
+
+
+def _slots(props: Mapping[str, Any]) -> tuple[Finding, ...]:
+    slots = props.get("total_slots")
+    if not isinstance(slots, int) or slots < 4:  # noqa: PLR2004 -- llama.cpp's own default
+        return ()
+    return (
+        Finding(
+            code="slots",
+            severity=Severity.WORSE,
+            message="every slot holds 443 MiB of KDA state and its own checkpoints, and they share the context",
+            evidence=f"{slots} slots",
+            hint="serve with --slots 1 unless several requests must run at once",
+        ),
+    )
