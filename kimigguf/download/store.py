@@ -239,7 +239,10 @@ def foreign_sets(models: Path, *, depth: int = 4) -> Iterator[StoredSet]:
     """Sets under the models folder that have no manifest of ours, by the names of their files."""
     if depth < 0 or not models.is_dir():
         return
-    entries = sorted(models.iterdir())
+    try:
+        entries = sorted(models.iterdir())
+    except OSError:  # not ours to read
+        return
     if not (models / MANIFEST).is_file():
         groups: dict[str, list[Path]] = {}
         for path in entries:

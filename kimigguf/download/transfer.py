@@ -197,8 +197,8 @@ class Transfer:
         ):
             shard = self._waiting.pop(0)
             shard.open()
+            self._active.append(shard)  # from here on it is closed with the rest, whatever comes
             disk.require(self._folder, shard.source.size_bytes - shard.done_bytes, slack=False)
-            self._active.append(shard)
             self._start(f"hash-{shard.source.name}", partial(self._hasher, shard))
         self._work.notify_all()
 

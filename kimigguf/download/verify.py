@@ -9,9 +9,10 @@ from enum import StrEnum
 from typing import Final
 
 from kimigguf.download.hashing import Digest, hash_files, look_at, marks_path, write_marks
-from kimigguf.download.manifest import read_manifest, with_verified, write_manifest
+from kimigguf.download.lock import hold
+from kimigguf.download.manifest import INNER, read_manifest, with_verified, write_manifest
 from kimigguf.download.store import FileState, StoredFile, StoredSet, look
-from kimigguf.errors import IntegrityError, KimiggufError
+from kimigguf.errors import IntegrityError, KimiggufError, MachineError
 from kimigguf.events import Listener, ignore
 
 _END_BYTES: Final = 1 << 20
@@ -178,14 +179,19 @@ def _note(
     stored: StoredSet, good: Mapping[str, os.stat_result], digests: Mapping[str, Digest], damaged: set[str]
 ) -> None:
     """Remember in the manifest what was found; a manifest that can't be written forgets, no more."""
-    manifest = read_manifest(stored.folder) if stored.manifest else None
-    if manifest is None or not (good or damaged):
+    if stored.manifest is None or not (good or damaged):
         return
-    for name, stat in good.items():
-        manifest = with_verified(manifest, name, stat)
-    for name in damaged:
-        manifest = with_verified(manifest, name, None)
-    with contextlib.suppress(OSError):
+    lock = stored.folder / INNER / "lock"
+    # Whoever holds the lock is writing the manifest: then it is theirs, and what was found here is only not remembered.
+    with (
+        contextlib.suppress(OSError, MachineError),
+        hold(lock, what=str(stored.folder), wait=False, listen=ignore),
+    ):
+        manifest = read_manifest(stored.folder) or stored.manifest
+        for name, stat in good.items():
+            manifest = with_verified(manifest, name, stat)
+        for name in damaged:
+            manifest = with_verified(manifest, name, None)
         write_manifest(stored.folder, manifest)
         for name in good:
             if not marks_path(stored.folder / name).exists():

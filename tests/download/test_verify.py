@@ -5,10 +5,12 @@ import pytest
 from download.conftest import KIB, Scene
 
 from kimigguf.download import hashing, shard
+from kimigguf.download.lock import hold
+from kimigguf.download.manifest import INNER, MANIFEST
 from kimigguf.download.store import SetState, look
 from kimigguf.download.verify import Verdict, require_whole, verify
 from kimigguf.errors import IntegrityError
-from kimigguf.events import Advance
+from kimigguf.events import Advance, ignore
 
 
 def spoil(path: Path, at: int) -> None:
@@ -98,3 +100,14 @@ def test_a_disk_that_cannot_be_read_is_said_with_the_shard(scene: Scene, monkeyp
         verify(stored)
     assert error.value.code == "unreadable"
     assert error.value.cause == "Input/output error"
+
+
+def test_a_verify_beside_a_download_does_not_take_its_manifest_away(scene: Scene) -> None:
+    stored = scene.get()
+    stored.files[1].path.touch()
+    manifest = (scene.folder / MANIFEST).read_bytes()
+    with hold(scene.folder / INNER / "lock", what="the set", wait=False, listen=ignore):
+        assert not verify(stored).bad
+    assert (scene.folder / MANIFEST).read_bytes() == manifest
+    verify(stored)
+    assert (scene.folder / MANIFEST).read_bytes() != manifest
