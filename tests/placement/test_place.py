@@ -128,8 +128,9 @@ def test_more_memory_never_makes_a_placement_worse(
     if isinstance(small, Shortfall):
         return
     assert isinstance(large, Placed)
-    assert large.settings.context_tokens >= small.settings.context_tokens
     assert bool(large.streamed_bytes) <= bool(small.streamed_bytes)
+    if bool(large.streamed_bytes) == bool(small.streamed_bytes):  # what no longer streams may give up context for it
+        assert large.settings.context_tokens >= small.settings.context_tokens
     if large.settings == small.settings:
         assert large.streamed_bytes <= small.streamed_bytes
         assert (host_trunks(large), host_expert_bytes(large)) <= (host_trunks(small), host_expert_bytes(small))
