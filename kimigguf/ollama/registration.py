@@ -16,7 +16,7 @@ from kimigguf.ollama import modelfile as writing
 from kimigguf.ollama.disk import DiskNeed, need, way_for
 from kimigguf.ollama.evidence import Check
 from kimigguf.ollama.link import why_not
-from kimigguf.ollama.server import OllamaServer, look
+from kimigguf.ollama.server import PATIENT_SECONDS, OllamaServer, look
 from kimigguf.ollama.session import Session, mapped, open_session
 from kimigguf.ollama.source import Source
 from kimigguf.ollama.storage import ModelsFolder, ServerEnvironment, models_folder, server_environment
@@ -78,7 +78,7 @@ def plan(
     """
     settings = settings or Settings()
     name = name or default_name(source)
-    server = look(environ)
+    server = look(environ, deadline_seconds=PATIENT_SECONDS)
     inside = server_environment(environ) if server.local else ServerEnvironment(values={}, source=None)
     folder, taken, present = _ask(server, source, environ, inside)
     hindrance = "--copy was given" if copy else why_not(source, folder)
@@ -207,7 +207,7 @@ def reachable_server(environ: Mapping[str, str]) -> OllamaServer:
     Raises:
         MachineError, NetworkError: ``ollama-unreachable``.
     """
-    server = look(environ)
+    server = look(environ, deadline_seconds=PATIENT_SECONDS)
     if not server.reachable:
         raise checking.error_for(checking.unreachable(server))
     return server

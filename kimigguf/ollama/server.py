@@ -15,6 +15,9 @@ K3_VERSION: Final = (0, 32, 15)
 K3_VERSION_TEXT: Final = ".".join(map(str, K3_VERSION))
 
 _DEADLINE_SECONDS: Final = 0.9
+PATIENT_SECONDS: Final = 10.0
+"""For a command that needs the server; a machine that is busy loading answers late."""
+_MAX_ANSWER_BYTES: Final = 4096
 _VERSION: Final = re.compile(r"v?(\d{1,6})\.(\d{1,6})\.(\d{1,6})(-[0-9A-Za-z.-]+)?")
 
 
@@ -98,8 +101,8 @@ def supports_k3(version: str | None) -> bool | None:
     return numbers >= K3_VERSION
 
 
-def look(environ: Mapping[str, str]) -> OllamaServer:
-    """One look at the server that ``OLLAMA_HOST`` names; never raises and is back within a second.
+def look(environ: Mapping[str, str], *, deadline_seconds: float = _DEADLINE_SECONDS) -> OllamaServer:
+    """One look at the server that ``OLLAMA_HOST`` names; never raises and is back by the deadline, under a second.
 
     The question is asked on a thread, because neither a name lookup nor a server that drips bytes can be bounded by the
     HTTP library's own time-outs.
@@ -111,28 +114,38 @@ def look(environ: Mapping[str, str]) -> OllamaServer:
         version=None,
         supports_k3=None,
         local=None,
-        reason=f"{url} did not answer within {_DEADLINE_SECONDS} s",
+        reason=f"{url} did not answer within {deadline_seconds:g} s",
     )
     answers: list[OllamaServer] = []
-    thread = threading.Thread(target=lambda: answers.append(_ask(silent)), daemon=True, name="ollama-look")
+    thread = threading.Thread(
+        target=lambda: answers.append(_ask(silent, deadline_seconds)), daemon=True, name="ollama-look"
+    )
     thread.start()
-    thread.join(_DEADLINE_SECONDS)
+    thread.join(deadline_seconds)
     return answers[0] if answers else silent
 
 
-def _ask(unknown: OllamaServer) -> OllamaServer:
-    import httpx  # noqa: PLC0415 -- kept out of `kimigguf --help`
+def _ask(unknown: OllamaServer, seconds: float) -> OllamaServer:
+    # The standard library's client: its import fits into the deadline on a slow machine too.
+    from http.client import HTTPException  # noqa: PLC0415 -- kept out of `kimigguf --help`
+    from urllib.error import HTTPError  # noqa: PLC0415 -- as above
+    from urllib.request import ProxyHandler, build_opener  # noqa: PLC0415 -- as above
 
     seen = replace(unknown, local=is_local(unknown.url))
+    # A proxy is for the world outside; asking one for a loopback address would name the wrong culprit.
+    opener = build_opener(ProxyHandler({})) if seen.local else build_opener()
     try:
-        # A proxy is for the world outside; asking one for a loopback address would name the wrong culprit.
-        with httpx.Client(timeout=_DEADLINE_SECONDS, trust_env=not seen.local) as client:
-            reply = client.get(f"{unknown.url}/api/version")
-    except (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError) as error:
-        return replace(seen, reason=f"{unknown.url} does not answer: {str(error) or type(error).__name__}")
-    version = _version_in(reply.text) if reply.is_success else None
+        with opener.open(f"{unknown.url}/api/version", timeout=seconds) as reply:
+            status, text = reply.status, reply.read(_MAX_ANSWER_BYTES).decode("utf-8", "replace")
+    except HTTPError as error:
+        with error:
+            status, text = error.code, ""
+    except (OSError, HTTPException, ValueError) as error:
+        reason = getattr(error, "reason", None) or error
+        return replace(seen, reason=f"{unknown.url} does not answer: {str(reason) or type(error).__name__}")
+    version = _version_in(text)
     if version is None:
-        return replace(seen, reason=f"{unknown.url} answers (HTTP {reply.status_code}), but not as Ollama does")
+        return replace(seen, reason=f"{unknown.url} answers (HTTP {status}), but not as Ollama does")
     verdict = supports_k3(version)
     told = {
         True: f"version {version}; K3 needs {K3_VERSION_TEXT} or later",
@@ -143,12 +156,14 @@ def _ask(unknown: OllamaServer) -> OllamaServer:
 
 
 def _version_in(text: str) -> str | None:
-    from pydantic import TypeAdapter, ValidationError  # noqa: PLC0415 -- kept out of `kimigguf --help`
+    import json  # noqa: PLC0415 -- kept out of `kimigguf --help`
 
     try:
-        return TypeAdapter(dict[str, str]).validate_json(text).get("version") or None
-    except ValidationError:
+        answer = json.loads(text)
+    except ValueError:
         return None
+    version = answer.get("version") if isinstance(answer, dict) else None
+    return version if isinstance(version, str) and version else None
 
 
 def is_local(url: str) -> bool | None:

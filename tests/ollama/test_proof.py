@@ -6,7 +6,7 @@ from kimigguf.events import Event, Step, ignore
 from kimigguf.ollama.evidence import State
 from kimigguf.ollama.proof import Proof, prove
 from kimigguf.ollama.registration import plan, register
-from kimigguf.ollama.server import look
+from kimigguf.ollama.server import PATIENT_SECONDS, look
 from kimigguf.ollama.session import open_session
 from kimigguf.ollama.source import Source
 
@@ -21,7 +21,7 @@ def registered(stand_in: Ollama, source: Source) -> Ollama:
 
 
 def proved(stand_in: Ollama, said: list[Event] | None = None) -> Proof:
-    with open_session(look({"OLLAMA_HOST": stand_in.url})) as session:
+    with open_session(look({"OLLAMA_HOST": stand_in.url}, deadline_seconds=PATIENT_SECONDS)) as session:
         return prove(session, NAME, ignore if said is None else said.append)
 
 

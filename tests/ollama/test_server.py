@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kimigguf.ollama.server import host_url, is_local, look, supports_k3
+from kimigguf.ollama.server import PATIENT_SECONDS, host_url, is_local, look, supports_k3
 
 
 @pytest.mark.parametrize(
@@ -102,13 +102,13 @@ def answering(status: int, body: bytes, drip_seconds: float = 0.0) -> Iterator[s
 
 def test_a_server_that_is_new_enough_is_said_to_be() -> None:
     with answering(200, b'{"version": "0.32.15"}') as host:
-        seen = look({"OLLAMA_HOST": host})
+        seen = look({"OLLAMA_HOST": host}, deadline_seconds=PATIENT_SECONDS)
     assert (seen.reachable, seen.version, seen.supports_k3, seen.local) == (True, "0.32.15", True, True)
 
 
 def test_a_server_that_is_too_old_names_the_version_it_would_need() -> None:
     with answering(200, b'{"version": "0.32.14"}') as host:
-        seen = look({"OLLAMA_HOST": host})
+        seen = look({"OLLAMA_HOST": host}, deadline_seconds=PATIENT_SECONDS)
     assert (seen.reachable, seen.supports_k3) == (True, False)
     assert "0.32.15" in seen.reason
 
@@ -118,7 +118,7 @@ def test_a_server_that_is_too_old_names_the_version_it_would_need() -> None:
 )
 def test_something_else_on_the_port_is_not_taken_for_ollama(status: int, body: bytes) -> None:
     with answering(status, body) as host:
-        seen = look({"OLLAMA_HOST": host})
+        seen = look({"OLLAMA_HOST": host}, deadline_seconds=PATIENT_SECONDS)
     assert (seen.reachable, seen.version, seen.supports_k3) == (False, None, None)
     assert "not as Ollama" in seen.reason
 
@@ -147,7 +147,7 @@ def test_a_proxy_in_the_environment_is_not_asked_for_the_loopback(monkeypatch: p
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
     monkeypatch.delenv("NO_PROXY", raising=False)
     with answering(200, b'{"version": "0.32.15"}') as host:
-        assert look({"OLLAMA_HOST": host}).reachable
+        assert look({"OLLAMA_HOST": host}, deadline_seconds=PATIENT_SECONDS).reachable
 
 
 @pytest.mark.parametrize("value", ["[", "[x]:3", "http://[1:2", "a\x00b", "ö.invalid:1", "x" * 300, "ftp://127.0.0.1"])
