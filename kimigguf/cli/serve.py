@@ -13,7 +13,8 @@ from kimigguf.cli.show import output_options
 from kimigguf.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
-    from kimigguf.engines.session import Prepared, Request
+    from kimigguf.engines.request import Request
+    from kimigguf.engines.session import Prepared
 
 
 @click.command("serve", short_help="Serve a quant on an OpenAI-compatible endpoint.")
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 @models_option
 @click.option("--no-download", is_flag=True, help="Use only what is on this machine.")
 @click.option("--api-key-file", type=click.Path(path_type=Path), help="A file of API keys, one a line.")
+@click.option("--new-api-key", is_flag=True, help="Make a key, show it once, keep it in a file of your own.")
 @click.option("--no-selftest", is_flag=True, help="Say ready as soon as the model is loaded.")
 @click.option(
     "--stall-timeout",
@@ -141,7 +143,7 @@ def _stop_by_signal() -> None:
 
 
 def _request(options: dict[str, Any]) -> "Request":
-    from kimigguf.engines.session import Request
+    from kimigguf.engines.request import Request
 
     plan_path, target, extra = options["plan_path"], options["target"], options["extra"]
     if plan_path is not None and target is not None and target.startswith("-"):

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from kimigguf.cli.app import App
     from kimigguf.engines.evidence import Check
     from kimigguf.engines.report import ComparedDevice
-    from kimigguf.engines.session import Prepared, Request, Session
+    from kimigguf.engines.request import Request
+    from kimigguf.engines.session import Prepared, Session
     from kimigguf.placement.place import Shortfall
 
 
@@ -170,11 +171,13 @@ def _snippet(base_url: str, model: str, *, needs_key: bool) -> tuple[str, ...]:
 def serve_detached(app: "App", request: "Request") -> int:
     """Start a server that outlives this command, and show how to reach it once it is ready."""
     from kimigguf.engines.background import start_detached
-    from kimigguf.engines.session import server_name, state_folder
+    from kimigguf.engines.session import server_name, state_folder, with_key
 
     name = server_name(request, app.environ)
     folder = state_folder(app.environ) / "logs"
     with app.show.progress() as listen:
+        # Made here, so that the key is shown on this terminal and stands in no log of the other process.
+        request = with_key(request, state_folder(app.environ) / "keys" / name, listen)
         answer = start_detached(request.arguments(name), app.environ, folder=folder, name=name, listen=listen)
     fits = answer["state"] == "ready"
 

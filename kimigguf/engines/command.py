@@ -223,7 +223,7 @@ def require_key(host: str, api_key_file: str | None) -> None:
         raise UsageError(
             f"serving on {host} lets others on the network in, and there is no API key",
             code="key-needed",
-            hint="write a key into a file and give it with --api-key-file; or stay on 127.0.0.1 and use ssh -N -L",
+            hint="let one be made with --new-api-key, or give a file with --api-key-file; ssh -N -L needs neither",
         )
 
 

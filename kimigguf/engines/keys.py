@@ -1,9 +1,28 @@
 """API keys: read from a file of their own, never from a command line."""
 
+import os
+import secrets
 import stat
 from pathlib import Path
 
-from kimigguf.errors import UsageError
+from kimigguf.errors import MachineError, UsageError
+
+
+def new_key(path: Path) -> str:
+    """Make a key and keep it in ``path``, readable by its owner alone; an older one there is replaced.
+
+    Raises:
+        MachineError: ``state-unwritable``.
+    """
+    key = secrets.token_urlsafe(32)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.unlink(missing_ok=True)
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            file.write(key + "\n")
+    except OSError as error:
+        raise MachineError(f"cannot write {path}", code="state-unwritable", cause=error.strerror) from error
+    return key
 
 
 def read_keys(path: Path) -> tuple[str, ...]:

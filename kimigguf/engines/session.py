@@ -7,7 +7,7 @@ starts.
 import os
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -18,12 +18,13 @@ from kimigguf.engines.command import Command, command, device_names, require_key
 from kimigguf.engines.discover import choose, known_flags
 from kimigguf.engines.engine import FoundEngine
 from kimigguf.engines.evidence import Check, State
-from kimigguf.engines.keys import read_keys
-from kimigguf.engines.llama_server import STALL_SECONDS, Address, Server, require_free
+from kimigguf.engines.keys import new_key, read_keys
+from kimigguf.engines.llama_server import Address, Server, require_free
 from kimigguf.engines.loaded import compare_loaded
 from kimigguf.engines.passthrough import check_extra
 from kimigguf.engines.preflight import preflight
 from kimigguf.engines.report import Comparison
+from kimigguf.engines.request import Request
 from kimigguf.engines.selftest import Result, poster, selftest
 from kimigguf.engines.serving import DEFAULT, ServingProfile, chat_template_arguments, load_serving
 from kimigguf.engines.sight import seen_by, unseen
@@ -36,60 +37,6 @@ from kimigguf.memory.settings import Settings
 from kimigguf.placement.place import Shortfall
 from kimigguf.placement.plan import Plan
 from kimigguf.placement.plan_file import changes, load_plan, write_plan
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
-    """What was asked for. Exactly one of ``target`` and ``plan_path`` is given.
-
-    ``context_tokens`` None: the default. ``extra`` goes to llama-server as it is.
-    """
-
-    target: str | None = None
-    plan_path: Path | None = None
-    engine: str = "auto"
-    engine_path: Path | None = None
-    host: str = "127.0.0.1"
-    port: int = 8080
-    context_tokens: int | None = None
-    slots: int = 1
-    effort: str | None = None
-    agent: bool = False
-    alias: str | None = None
-    models_dir: Path | None = None
-    no_download: bool = False
-    no_selftest: bool = False
-    dry_run: bool = False
-    stall_timeout: float = STALL_SECONDS
-    restart: str = "never"
-    name: str | None = None
-    extra: tuple[str, ...] = ()
-
-    def arguments(self, name: str) -> tuple[str, ...]:
-        """What makes ``kimigguf serve`` ask for the same again, under ``name``."""
-        flags: list[str] = ["--name", name]
-        for flag, value in (
-            ("--plan", self.plan_path),
-            ("--engine", self.engine),
-            ("--engine-path", self.engine_path),
-            ("--host", self.host),
-            ("--port", self.port),
-            ("--context", self.context_tokens),
-            ("--slots", self.slots),
-            ("--effort", self.effort),
-            ("--alias", self.alias),
-            ("--models-dir", self.models_dir),
-            ("--api-key-file", self.api_key_file),
-            ("--restart", self.restart),
-            ("--stall-timeout", round(self.stall_timeout)),
-        ):
-            flags += [] if value is None else [flag, str(value)]
-        switches = {"--agent": self.agent, "--no-download": self.no_download, "--no-selftest": self.no_selftest}
-        flags += [flag for flag, on in switches.items() if on]
-        flags += [] if self.target is None else [self.target]
-        return (*flags, *(("--", *self.extra) if self.extra else ()))
-
-    api_key_file: Path | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,9 +130,10 @@ def prepare_session(request: Request, environ: Mapping[str, str], listen: Listen
         KimiggufError: Of every kind; see the rooms that are called.
     """
     address = Address(host=request.host, port=request.port)
-    key = _key(request)
-    require_free(address)
     name = server_name(request, environ)
+    require_free(address)
+    request = with_key(request, state_folder(environ) / "keys" / name, listen)
+    key = read_keys(request.api_key_file)[0] if request.api_key_file else None
     made = _replayed(request, environ, listen) if request.plan_path else _planned(request, environ, listen)
     if isinstance(made, Shortfall):
         return made
@@ -381,10 +329,22 @@ def _remarks(plan: Plan, run: Command) -> tuple[str, ...]:
     )
 
 
-def _key(request: Request) -> str | None:
-    """A key that the server will accept, None if it will ask for none."""
+def with_key(request: Request, kept: Path, listen: Listener) -> Request:
+    """The request with the file of its API key, which is made if that was asked for, and shown this once.
+
+    Raises:
+        UsageError: ``key-needed`` for an open server without one, ``key-and-new-key``.
+        MachineError: ``state-unwritable``.
+    """
+    if request.new_api_key:
+        if request.api_key_file is not None:
+            raise UsageError("give either --api-key-file or --new-api-key", code="key-and-new-key")
+        key = new_key(kept)
+        listen(Notice(text=f"API key, shown this once and kept in {kept}: {key}"))
+        # What starts it again takes the same key.
+        return replace(request, api_key_file=kept, new_api_key=False)
     require_key(request.host, str(request.api_key_file) if request.api_key_file else None)
-    return read_keys(request.api_key_file)[0] if request.api_key_file else None
+    return request
 
 
 def state_folder(environ: Mapping[str, str]) -> Path:

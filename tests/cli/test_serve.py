@@ -199,6 +199,22 @@ def test_a_key_file_that_others_can_read_is_refused(
     assert error["hint"] == f"chmod 600 '{keys}'"
 
 
+def test_a_new_key_is_shown_once_and_kept_where_only_its_owner_reads(
+    capsys: pytest.CaptureFixture[str], environ: dict[str, str], tiny: Path
+) -> None:
+    argv = (str(tiny), "--host", "0.0.0.0", "--port", str(free_port()), "--new-api-key", "--name", "open", "--dry-run")
+    assert serve(environ, *argv) == 0
+    out, err = capsys.readouterr()
+    kept = Path(environ["XDG_STATE_HOME"]) / "kimigguf" / "keys" / "open"
+    key = kept.read_text().strip()
+    assert len(key) > 30
+    assert kept.stat().st_mode & 0o077 == 0
+    assert err.count(key) == 1
+    assert key not in out  # neither in the command line nor anywhere else in the answer
+    argv = json.loads(out)["command"]
+    assert argv[argv.index("--api-key-file") + 1] == str(kept)
+
+
 def test_an_engine_that_dies_at_once_is_a_server_error_with_its_last_line(
     capsys: pytest.CaptureFixture[str], environ: dict[str, str], tiny: Path, tmp_path: Path
 ) -> None:

@@ -10,6 +10,7 @@ from kimigguf.engines.command import Command, command, is_loopback
 from kimigguf.engines.engine import EngineDevice, EngineKind, FoundEngine
 from kimigguf.engines.serving import load_serving
 from kimigguf.errors import MachineError, UsageError
+from kimigguf.memory.layout import Layout
 from kimigguf.memory.settings import KvType, Settings
 from kimigguf.placement.plan import Plan
 from kimigguf.units import GIB
@@ -55,6 +56,12 @@ def test_a_split_plan_names_the_engines_own_devices() -> None:
     assert value(argv, "--tensor-split") == "2,2"
     rules = value(argv, "--override-tensor")
     assert rules == r"^blk\.(1|3)\.ffn_(up|down|gate|gate_up)_(ch|)exps=CPU"
+
+
+def test_a_plan_that_skips_an_accelerator_names_the_right_one() -> None:
+    layout = Layout(devices=("gpu1",), layers=make_layout([0, 0]).layers, head=0)
+    argv = spoken(make_plan(layout=layout), engine(devices=("CUDA0", "CUDA1"))).argv
+    assert value(argv, "--device") == "CUDA1"
 
 
 def test_a_plan_without_devices_keeps_the_engine_off_them() -> None:
