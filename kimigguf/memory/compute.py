@@ -49,7 +49,8 @@ def _deciding(settings: Settings) -> Settings:
 
 @lru_cache(maxsize=256)
 def _k3(sizes: k3_graph.Sizes, settings: Settings, layout: Layout) -> Buffers:
-    graph = k3_graph.build(sizes, settings)
+    program = k3_graph.build(sizes, settings)
+    graph = program.graph
     moved = dict(layout.moved)
 
     def where(tensor: Id) -> int | None:
@@ -58,7 +59,7 @@ def _k3(sizes: k3_graph.Sizes, settings: Settings, layout: Layout) -> Buffers:
         return layout.layers[graph.cache[tensor]].trunk if settings.kv_offload else HOST
 
     return scheduler.compute_bytes(
-        graph, devices=len(layout.devices), where=where, pipelined=is_pipelined(settings, layout)
+        program, devices=len(layout.devices), where=where, pipelined=is_pipelined(settings, layout)
     )
 
 

@@ -50,27 +50,7 @@ class Graph:
     cache: dict[Id, int] = field(default_factory=dict)
     nodes: list[Id] = field(default_factory=list)
     leafs: list[Id] = field(default_factory=list)
-    running: list[Id] = field(default_factory=list)
-    """The nodes that compute; views only look at what others computed."""
-    anchor: list[Id] = field(default_factory=list)
-    """What ties each tensor to a place: a tensor with memory, ``ON_HOST`` for inputs, or ``NOTHING``."""
     _seen: set[Id] = field(default_factory=set)
-
-    def finish(self) -> None:
-        """Derive ``running`` and ``anchor``, once all nodes are known; both hold for every placement."""
-        self.running = [node for node in self.nodes if self.operation[node] not in VIEW_OPERATIONS]
-        self.anchor = [self._anchor(tensor) for tensor in range(len(self.operation))]
-
-    def _anchor(self, tensor: Id) -> Id:
-        root = self.view_of[tensor]
-        holder = tensor if root == NO_VIEW else root
-        if holder in self.weight or holder in self.cache:
-            return holder
-        if tensor in self.is_input:
-            return ON_HOST
-        if self.operation[tensor] == "flash_attn":  # attention sinks are too small to decide where it runs
-            return NOTHING
-        return next((source for source in self.sources[tensor] if source in self.weight), NOTHING)
 
     def new(
         self,
@@ -111,38 +91,6 @@ class Graph:
             if source not in seen:
                 self.expand(source)
         (self.leafs if self.operation[tensor] == "none" else self.nodes).append(tensor)
-
-    def extensible(self) -> "Graph":
-        """A copy to which copies of tensors between devices can be added, without nodes and leafs of its own."""
-        return Graph(
-            operation=list(self.operation),
-            sources=list(self.sources),
-            shape=list(self.shape),
-            stride=list(self.stride),
-            kind=list(self.kind),
-            view_of=list(self.view_of),
-            is_input=set(self.is_input),
-            is_output=set(self.is_output),
-        )
-
-    def duplicate(self, tensor: Id, *, kept: bool) -> Id:
-        """Room for a copy of a tensor on another device; ``kept`` for the whole run when pipelined."""
-        copy = self.new("none", (), self.shape[tensor], kind=self.kind[tensor], stride=self.stride[tensor])
-        if kept:
-            self.is_input.add(copy)
-            self.is_output.add(copy)
-        return copy
-
-    def dependency(self, tensor: Id) -> Id:
-        """A node that does nothing but use a tensor."""
-        return self.new(
-            "none",
-            (tensor,),
-            self.shape[tensor],
-            kind=self.kind[tensor],
-            view_of=tensor,
-            stride=self.stride[tensor],
-        )
 
     # Leafs
 

@@ -12,6 +12,7 @@ from functools import lru_cache
 from kimigguf.errors import IntegrityError
 from kimigguf.memory.graph import Graph, Id, Shape
 from kimigguf.memory.kimi_k3 import ARCHITECTURE
+from kimigguf.memory.program import Program, compiled
 from kimigguf.memory.settings import KV_BLOCKS, Settings
 
 
@@ -85,9 +86,9 @@ class Sizes:
 
 
 @lru_cache(maxsize=16)
-def build(sizes: Sizes, settings: Settings) -> Graph:
-    """The graph of one full batch: what llama.cpp reserves its buffers for."""
-    return _Builder(sizes, settings).graph
+def build(sizes: Sizes, settings: Settings) -> Program:
+    """The graph of one full batch, which llama.cpp reserves its buffers for."""
+    return compiled(_Builder(sizes, settings).graph)
 
 
 class _Builder:
@@ -118,7 +119,6 @@ class _Builder:
         for layer in range(len(sizes.recurrent)):
             stream = self._layer(layer, stream)
         self._head(stream, wanted)
-        graph.finish()
 
     def _weight(self, layer: int, name: str, *shape: int) -> Id:
         full: Shape = (*shape, 1, 1, 1)[:4]  # type: ignore[assignment]  # four by the slice

@@ -1,114 +1,181 @@
 """How llama.cpp deals a graph out to its devices (``ggml/src/ggml-backend.cpp``): who runs what, and what is copied.
 
 A node runs where its weights or its cache lie; nodes with neither follow their neighbours, devices before the host.
-Where a node needs a tensor of another backend, a copy is made in its own, once. With pipelining every copy and every
-input exists four times and is never reused.
+Where a node needs a tensor of another backend, a copy is made in its own, once, at the start of the run of nodes that
+first needs it. With pipelining every copy and every input exists four times and is never reused.
 
 llama.cpp also pins a few nodes (norms, and attention without cache offload), but forgets the pins before it reserves
 memory, so they are left out here.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Final
 
-from kimigguf.memory import allocator
-from kimigguf.memory.graph import NO_VIEW, VIEW_OPERATIONS, Graph, Id
+from kimigguf.memory.allocator import Buffer
+from kimigguf.memory.graph import Id
+from kimigguf.memory.program import Program, Step
 
 PIPELINE_COPIES: Final = 4
 """``GGML_SCHED_MAX_COPIES``."""
 _NOWHERE: Final = -1
 
 
-def compute_bytes(graph: Graph, *, devices: int, where: Callable[[Id], int | None], pipelined: bool) -> tuple[int, ...]:
+def compute_bytes(
+    program: Program, *, devices: int, where: Callable[[Id], int | None], pipelined: bool
+) -> tuple[int, ...]:
     """Bytes of the compute buffer of each device and, last, of the host.
 
     ``where`` gives the device of a tensor that has memory (weights, caches), None for the host's.
     """
-    return _Schedule(graph, devices, where, PIPELINE_COPIES if pipelined else 1).compute_bytes()
+    split = _Split(program, _backends(program, devices, where))
+    return _Allocation(program, split, devices, PIPELINE_COPIES if pipelined else 1).peaks()
 
 
-class _Schedule:
-    def __init__(self, graph: Graph, devices: int, where: Callable[[Id], int | None], copies: int) -> None:
-        self.graph = graph
-        self.host = devices
-        self.copies = copies
-        self.backend: list[int] = []
-        self.held = [_NOWHERE] * len(graph.operation)
-        for tensor in (*graph.weight, *graph.cache):
-            device = where(tensor)
-            self.held[tensor] = self.host if device is None else device
+def _backends(program: Program, host: int, where: Callable[[Id], int | None]) -> list[int]:
+    """The backend of every tensor that is no view; the host comes after the devices."""
+    graph = program.graph
+    held = [_NOWHERE] * (len(program.root) + 2)
+    held[-2] = host  # answers for ON_HOST, which is -2, as the last entry does for NOTHING, which is -1
+    for tensor in (*graph.weight, *graph.cache):
+        device = where(tensor)
+        held[tensor] = host if device is None else device
+    backend = [held[anchor] for anchor in program.anchor]
+    nodes = [step.node for step in program.steps]
+    # Nodes that nothing ties down follow their neighbours: first those of devices spread, then those of the host.
+    for stop_at_host in (True, False):
+        for walk in (nodes, nodes[::-1]):
+            current = _NOWHERE
+            for node in walk:
+                place = backend[node]
+                if place != _NOWHERE:
+                    current = _NOWHERE if stop_at_host and place == host else place
+                elif current != _NOWHERE:
+                    backend[node] = current
+    return backend
 
-    def compute_bytes(self) -> tuple[int, ...]:
-        self._assign_from_memory()
-        self._spread()
-        self._assign_views()
-        return self._split()
 
-    def _assign_from_memory(self) -> None:
-        held = [*self.held, self.host, _NOWHERE]  # the last two answer for ON_HOST and NOTHING, which are -2 and -1
-        self.backend = [held[anchor] for anchor in self.graph.anchor]
+@dataclass(slots=True)
+class _Run:
+    """Steps of one backend in a row, and the tensors of others that are copied at its start."""
 
-    def _spread(self) -> None:
-        """Nodes that nothing ties down follow their neighbours: first devices' nodes spread, then the host's."""
-        backend, host = self.backend, self.host
-        nodes = self.graph.running
-        for stop_at_host in (True, False):
-            for walk in (nodes, nodes[::-1]):
-                current = _NOWHERE
-                for node in walk:
-                    if backend[node] != _NOWHERE:
-                        current = _NOWHERE if stop_at_host and backend[node] == host else backend[node]
-                    elif current != _NOWHERE:
-                        backend[node] = current
+    backend: int
+    steps: list[Step] = field(default_factory=list)
+    copies: list[tuple[Id, Id]] = field(default_factory=list)
+    """Source and copy."""
 
-    def _assign_views(self) -> None:
-        graph, backend = self.graph, self.backend
-        for node in graph.nodes:
-            for tensor in (node, *graph.sources[node]):
-                if backend[tensor] == _NOWHERE:
-                    root = graph.view_of[tensor]
-                    backend[tensor] = backend[node] if root == NO_VIEW else backend[root]
 
-    def _split(self) -> tuple[int, ...]:
-        """Cut the nodes into runs of one backend, copy what each run needs from elsewhere, and allocate."""
-        original, backend = self.graph, self.backend
-        graph = original.extensible()
-        sources = graph.sources
-        copied: dict[tuple[Id, int], tuple[Id, ...]] = {}
-        order: list[tuple[Id, int]] = []
-        copies: list[tuple[Id, int]] = []
-        run: list[tuple[Id, int]] = []
+class _Split:
+    """The program cut into runs. Copies are tensors of their own, numbered after the graph's."""
+
+    def __init__(self, program: Program, backend: list[int]) -> None:
+        self.runs: list[_Run] = []
+        self.last: list[Step | tuple[int, Id] | None] = [None] * len(program.root)
+        """The last user of each tensor: a step, or the copy of it (or of a view of it) into a run."""
+        self._program = program
+        self._backend = backend
+        self._copied: dict[tuple[Id, int], Id] = {}
+        last = self.last
         current = _NOWHERE
-        for node in original.nodes:
-            if original.operation[node] not in VIEW_OPERATIONS:
-                if backend[node] != current:
-                    order += run
-                    run = []
-                    current = backend[node]
-                for position, source in enumerate(original.sources[node]):
-                    if backend[source] == current:
-                        continue
-                    if (source, current) not in copied:
-                        new = tuple(graph.duplicate(source, kept=self.copies > 1) for _ in range(self.copies))
-                        copied[source, current] = new
-                        # The source must live until the copy is made; both happen at the start of the run.
-                        order.append((graph.dependency(source), backend[source]))
-                        order.append((new[0], current))
-                        copies += [(copy, current) for copy in new]
-                    replaced = list(sources[node])
-                    replaced[position] = copied[source, current][0]
-                    sources[node] = tuple(replaced)
-            run.append((node, backend[node]))
-        order += run
-        leafs = [(leaf, backend[leaf]) for leaf in original.leafs]
-        if self.copies > 1:
-            inputs = [leaf for leaf in original.leafs if leaf in original.is_input]
-            graph.is_output.update(inputs)
-            spare = [
-                (tensor, self.host)
-                for leaf in inputs
-                for tensor in (leaf, *(graph.duplicate(leaf, kept=True) for _ in range(self.copies - 1)))
-            ]
-            leafs = [*spare, *copies, *leafs]
-        held = [memory != _NOWHERE for memory in self.held] + [False] * (len(graph.operation) - len(self.held))
-        return allocator.peaks(graph, order, leafs, held, self.host + 1)
+        steps: list[Step] = []
+        for given in program.steps:
+            step, place = given, backend[given.node]
+            if place != current:
+                current = place
+                self.runs.append(_Run(backend=current))
+                steps = self.runs[-1].steps
+            for used in step.roots:
+                if backend[used] != current:
+                    step = self._with_copies(step, self.runs[-1])
+                    break
+            for used in step.roots:
+                last[used] = step
+            steps.append(step)
+
+    def _with_copies(self, step: Step, run: _Run) -> Step:
+        """The step with copies in the place of what lies elsewhere."""
+        program = self._program
+        uses, roots = list(step.uses), list(step.roots)
+        for position, (used, root) in enumerate(zip(step.uses, step.roots, strict=True)):
+            if self._backend[root] == run.backend:
+                continue
+            copy = self._copied.get((used, run.backend))
+            if copy is None:
+                copy = self._copied[used, run.backend] = len(self.last)
+                self.last.append(None)
+                self.last[root] = (len(self.runs), copy)
+                run.copies.append((used, copy))
+            uses[position] = roots[position] = copy
+        # A copy is no view, so it may be written over even where what it was made from may not.
+        overwrites = tuple(
+            used
+            for used, root, source in zip(uses, roots, step.uses, strict=True)
+            if used == root and roots.count(root) == 1 and program.may_overwrite(step.node, source)
+        )
+        return Step(node=step.node, uses=tuple(uses), roots=tuple(roots), size=step.size, overwrites=overwrites)
+
+
+class _Allocation:
+    """Gives every tensor its place in the order of the runs, and takes it back after its last user."""
+
+    def __init__(self, program: Program, split: _Split, host: int, copies: int) -> None:
+        self.program = program
+        self.split = split
+        self.host = host
+        self.copies = copies
+        self.buffers = [Buffer() for _ in range(host + 1)]
+        self.kept = program.kept if copies == 1 else program.kept.union(program.inputs)
+        self.place: list[tuple[Buffer, int, int] | None] = [None] * len(split.last)
+        """Buffer, start and size of each tensor that is allocated and not freed."""
+
+    def peaks(self) -> tuple[int, ...]:
+        self._inputs()
+        for number, run in enumerate(self.split.runs, start=1):
+            self._copy(number, run)
+            self._run(run)
+        return tuple(buffer.peak for buffer in self.buffers)
+
+    def _inputs(self) -> None:
+        """Inputs are there from the start; when pipelined, so are all copies, in every generation."""
+        program, host = self.program, self.buffers[self.host]
+        for tensor in program.inputs:
+            size = program.size(tensor)
+            self.place[tensor] = host, host.take(size), size
+            for _ in range(self.copies - 1):
+                host.take(size)
+        for run in self.split.runs if self.copies > 1 else ():
+            for source, _ in run.copies:
+                for _ in range(self.copies):
+                    self.buffers[run.backend].take(program.size(source))
+
+    def _copy(self, number: int, run: _Run) -> None:
+        """Copy what a run needs from elsewhere; each source may go as soon as it is copied."""
+        buffer = self.buffers[run.backend]
+        for source, copy in run.copies:
+            root = self.program.root[source]
+            if self.split.last[root] == (number, copy):
+                self._give(root)
+            if self.copies == 1:
+                size = self.program.size(source)
+                self.place[copy] = buffer, buffer.take(size), size
+
+    def _run(self, run: _Run) -> None:
+        last, place, kept, buffer = self.split.last, self.place, self.kept, self.buffers[run.backend]
+        for step in run.steps:
+            if step.size is not None:
+                for source in step.overwrites:
+                    if last[source] is step and place[source] is not None and source not in kept:
+                        place[step.node], place[source] = place[source], None
+                        break
+                else:
+                    place[step.node] = buffer, buffer.take(step.size), step.size
+            for used in step.roots:
+                if last[used] is step:
+                    self._give(used)
+
+    def _give(self, tensor: Id) -> None:
+        placed = self.place[tensor]
+        if placed is not None and tensor not in self.kept:
+            buffer, start, size = placed
+            buffer.give(start, size)
+            self.place[tensor] = None

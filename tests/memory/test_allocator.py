@@ -3,8 +3,10 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kimigguf.memory.allocator import Buffer, peaks
+from kimigguf.memory.allocator import Buffer
 from kimigguf.memory.graph import Graph
+from kimigguf.memory.program import compiled
+from kimigguf.memory.scheduler import compute_bytes
 
 
 def test_a_block_goes_into_the_smallest_gap_that_holds_it_not_the_first() -> None:
@@ -51,31 +53,56 @@ def test_live_blocks_never_overlap(steps: list[tuple[bool, int, int]]) -> None:
         assert ends <= buffer.peak
 
 
-def run(graph: Graph) -> int:
-    """The peak of one backend; inputs have memory of their own."""
-    held = [tensor in graph.is_input for tensor in range(len(graph.operation))]
-    order = [(node, 0) for node in graph.nodes]
-    return peaks(graph, order, [(leaf, 0) for leaf in graph.leafs], held, 1)[0]
+def run(graph: Graph, *, devices: int = 0, pipelined: bool = False) -> tuple[int, ...]:
+    """Peaks of the devices and, last, the host; weights lie on the device that their name says, or on the host."""
+    program = compiled(graph)
+
+    def where(tensor: int) -> int | None:
+        return int(graph.weight[tensor]) if graph.weight[tensor].isdigit() else None
+
+    return compute_bytes(program, devices=devices, where=where, pipelined=pipelined)
+
+
+def matrix(graph: Graph, name: str = "host") -> int:
+    return graph.weights(name, (1024, 1024, 1, 1))
 
 
 def test_the_last_user_of_a_tensor_writes_over_it_and_an_earlier_one_does_not() -> None:
     graph = Graph()
-    first = graph.contiguous(graph.input((1024, 1, 1, 1), "f32"))
+    first = graph.matmul(matrix(graph), graph.weights("host", (1024, 1, 1, 1)))
     graph.expand(graph.like("add", graph.like("scale", first), first))
-    assert run(graph) == 2 * 4096
+    assert run(graph) == (2 * 4096,)
 
 
 def test_a_result_is_never_written_over() -> None:
     graph = Graph()
-    first = graph.contiguous(graph.input((1024, 1, 1, 1), "f32"))
+    first = graph.matmul(matrix(graph), graph.weights("host", (1024, 1, 1, 1)))
     graph.is_output.add(first)
     graph.expand(graph.like("scale", graph.like("scale", first)))
-    assert run(graph) == 2 * 4096
+    assert run(graph) == (2 * 4096,)
 
 
 def test_a_view_keeps_what_it_looks_at() -> None:
     graph = Graph()
-    source = graph.contiguous(graph.input((1024, 1, 1, 1), "f32"))
+    source = graph.matmul(matrix(graph), graph.weights("host", (1024, 1, 1, 1)))
     view = graph.reshape(source, (32, 32, 1, 1))
     graph.expand(graph.new("mul_mat", (graph.contiguous(view), view), (32, 32, 1, 1)))
-    assert run(graph) == 3 * 4096
+    assert run(graph) == (3 * 4096,)
+
+
+def test_what_another_device_made_is_copied_once_and_freed_where_it_came_from() -> None:
+    graph = Graph()
+    made = graph.matmul(matrix(graph, "0"), graph.weights("0", (1024, 1, 1, 1)))
+    used = graph.matmul(matrix(graph, "1"), made)
+    again = graph.matmul(matrix(graph, "1"), made)
+    graph.expand(graph.like("add", used, again))
+    # Device 1 holds one copy and two products; the sum takes the place of one of them.
+    assert run(graph, devices=2) == (4096, 3 * 4096, 0)
+
+
+def test_pipelining_holds_four_of_every_input_and_copy() -> None:
+    graph = Graph()
+    given = graph.input((1024, 1, 1, 1), "f32")
+    graph.expand(graph.matmul(matrix(graph, "0"), given))
+    assert run(graph, devices=1) == (2 * 4096, 4096)
+    assert run(graph, devices=1, pipelined=True) == (5 * 4096, 4 * 4096)
