@@ -116,9 +116,11 @@ def draw(console: "Console", answer: "Answer", *, explain: bool, verbose: bool) 
     """Bars, ledger, placement in a line, what gave way, the command line; words and sources on request."""
     from rich.text import Text
 
+    from kimigguf.cli.plan import is_this_machine
+
     plan, settings = answer.plan, answer.plan.settings
     name = plan.model.quant or plan.model.folder or plan.model.architecture
-    where = answer.machine.name if answer.machine.source != "detected" else "this machine"
+    where = "this machine" if is_this_machine(answer.machine) else answer.machine.name
     console.print(
         Text.assemble(
             (name, "bold"),

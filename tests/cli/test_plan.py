@@ -227,6 +227,25 @@ def test_verify_without_a_report_tool_is_unknown_and_no_failure(
     assert "no memory report" in data["verification"]["reason"]
 
 
+def test_an_engine_without_the_accelerators_is_told_and_the_plan_still_shown(
+    tmp_path: Path, environ: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    server = write_engine(tmp_path / "bin" / "llama-server", version=mainline(11434))
+    code, data = answered(capsys, environ, "UD-IQ1_M", "--machine", MACHINE, "--engine-path", str(server))
+    assert code == 0
+    assert data["command"] is None
+    assert any("the engine sees 0" in warning for warning in data["warnings"])
+
+
+def test_a_what_if_is_planned_for_a_plain_llama_server(
+    environ: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, data = answered(capsys, environ, "UD-IQ1_M", "--set", "ram=2TiB", "--set", "gpu=2x96GiB")
+    assert code == 0
+    assert data["command"]["argv"][0] == "llama-server"
+    assert data["machine"]["device_bytes"] == [96 * 2**30] * 2
+
+
 @pytest.mark.native
 def test_verify_agrees_with_the_real_engine_for_k3_at_its_true_size(
     environ: dict[str, str],
