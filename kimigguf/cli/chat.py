@@ -19,7 +19,7 @@ _HELP: Final = "/retry  ask again   /new  forget everything   /effort low|high|m
 
 @click.command("chat", short_help="Talk to a running server.")
 @click.argument("prompt", required=False)
-@click.option("--url", default="http://127.0.0.1:8080", show_default=True, help="The server's address.")
+@click.option("--url", help="The server's address.  [default: the server that runs here, else port 8080]")
 @click.option("--model", help="Which of the server's models; its first one by default.")
 @click.option("--system", metavar="TEXT", help="A system message.")
 @click.option("--effort", metavar="LEVEL", help="How much to think: low, high or max; the server's own by default.")
@@ -35,7 +35,7 @@ def command(
     app: App,
     *,
     prompt: str | None,
-    url: str,
+    url: str | None,
     model: str | None,
     system: str | None,
     effort: str | None,
@@ -54,6 +54,9 @@ def command(
     """  # noqa: D301 -- \b is click's marker for text that must not be wrapped
     from kimigguf.engines.conversation import Conversation, connect, first_model
 
+    if url is None:
+        url, own_key_file = _running(app)
+        api_key_file = api_key_file or own_key_file
     with connect(url, api_key=_key(app, api_key_file)) as client:
         conversation = Conversation(
             client,
@@ -67,6 +70,22 @@ def command(
         else:
             _ask_once(app, conversation, sys.stdin.read() if prompt == "-" else prompt)
     return None
+
+
+def _running(app: App) -> tuple[str, Path | None]:
+    """Address and key file of the one server that this user runs; the default address where there is none.
+
+    Raises:
+        UsageError: ``which-server`` where there are several.
+    """
+    from kimigguf.engines.registry import entries, find
+    from kimigguf.engines.session import servers_folder
+
+    folder = servers_folder(app.environ)
+    if not entries(folder):
+        return "http://127.0.0.1:8080", None
+    entry = find(folder, None)
+    return entry.address.url, Path(entry.api_key_file) if entry.api_key_file else None
 
 
 def _key(app: App, file: Path | None) -> str | None:

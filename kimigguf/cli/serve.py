@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 @click.option("--no-download", is_flag=True, help="Use only what is on this machine.")
 @click.option("--api-key-file", type=click.Path(path_type=Path), help="A file of API keys, one a line.")
 @click.option("--new-api-key", is_flag=True, help="Make a key, show it once, keep it in a file of your own.")
+@click.option("--prefault", is_flag=True, help="Read the files ahead in order; faster where they are not cached.")
 @click.option("--no-selftest", is_flag=True, help="Say ready as soon as the model is loaded.")
 @click.option(
     "--stall-timeout",
@@ -116,14 +117,16 @@ def command(app: App, /, **options: Any) -> int:  # noqa: ANN401 -- click's pars
 def _serve_once(app: App, prepared: "Prepared") -> NoReturn:
     """Start the engine, say how to reach it, and stay until it ends, which is always an error or an interruption."""
     from kimigguf.cli.serve_show import ready_record, show_ready
-    from kimigguf.engines.session import registered, start
+    from kimigguf.engines.session import read_ahead, registered, start
+    from kimigguf.events import Notice
 
+    with app.show.progress() as listen:
+        read_ahead(prepared, listen)
     with start(prepared) as session, registered(session, app.environ):
         with app.show.progress() as listen:
             session.wait_ready(listen)
         app.show.answer(ready_record(session), lambda console: show_ready(console, session))
-        with app.show.progress() as listen:
-            session.server.wait(listen)
+        session.server.wait(lambda event: app.show.note(event.text) if isinstance(event, Notice) else None)
 
 
 def _stop_by_signal() -> None:

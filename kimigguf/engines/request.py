@@ -34,6 +34,7 @@ class Request:
     extra: tuple[str, ...] = ()
     api_key_file: Path | None = None
     new_api_key: bool = False
+    prefault: bool = False
 
     def arguments(self, name: str) -> tuple[str, ...]:
         """What makes ``kimigguf serve`` ask for the same again, under ``name``."""
@@ -59,6 +60,7 @@ class Request:
             "--no-download": self.no_download,
             "--no-selftest": self.no_selftest,
             "--new-api-key": self.new_api_key,
+            "--prefault": self.prefault,
         }
         flags += [flag for flag, on in switches.items() if on]
         flags += [] if self.target is None else [self.target]

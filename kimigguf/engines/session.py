@@ -22,6 +22,7 @@ from kimigguf.engines.keys import new_key, read_keys
 from kimigguf.engines.llama_server import Address, Server, require_free
 from kimigguf.engines.loaded import compare_loaded
 from kimigguf.engines.passthrough import check_extra
+from kimigguf.engines.prefault import prefault
 from kimigguf.engines.preflight import preflight
 from kimigguf.engines.report import Comparison
 from kimigguf.engines.request import Request
@@ -223,6 +224,18 @@ def registered(session: Session, environ: Mapping[str, str]) -> AbstractContextM
         api_key_file=str(request.api_key_file.absolute()) if request.api_key_file else None,
     )
     return registry.entered(servers_folder(environ), entry)
+
+
+def read_ahead(prepared: Prepared, listen: Listener) -> None:
+    """Read the shards into the page cache, where that was asked for and the plan's memory can keep them.
+
+    Raises:
+        IntegrityError: ``unreadable``.
+    """
+    model = prepared.plan.model
+    if prepared.request.prefault and model.folder is not None:
+        files = [Path(model.folder) / file.name for file in model.files]
+        prefault(files, room_bytes=prepared.plan.machine.ram_budget_bytes, listen=listen)
 
 
 def start(prepared: Prepared) -> Session:

@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from kimigguf.cli.app import App, run
 from kimigguf.cli.chat import printable
 from kimigguf.cli.show import Show
 from kimigguf.engines.conversation import base_url
+from kimigguf.engines.registry import Entry, ProcessId, entered
 from kimigguf.errors import UsageError
 
 CALL = [
@@ -166,6 +168,23 @@ def test_the_key_comes_from_a_file_that_others_cannot_read(tmp_path: Path) -> No
         assert chat("--url", server.url, "--api-key-file", str(keys), "Hello") == 0
         assert chat("--url", server.url, "Hello", environ={"KIMIGGUF_API_KEY": "secret-2"}) == 0
     assert server.keys == ["Bearer secret-1", "Bearer secret-2"]
+
+
+def test_without_an_address_the_server_that_runs_here_is_asked_with_its_key(tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.touch(mode=0o600)
+    keys.write_text("secret-3\n")
+    me = ProcessId.of(os.getpid())
+    assert me is not None
+    with answering(Script(deltas=[{"content": "Hi."}])) as server:
+        entry = Entry(
+            name="k3", supervisor=me, engine=me, host="127.0.0.1", port=int(server.url.rpartition(":")[2]),
+            alias="kimi-k3", quant=None, log="", plan_file="", arguments=(), folder="", started_at="", planned_bytes=0,
+            api_key_file=str(keys),
+        )  # fmt: skip
+        with entered(tmp_path / "kimigguf" / "servers", entry):
+            assert chat("Hello", environ={"XDG_STATE_HOME": str(tmp_path)}) == 0
+    assert set(server.keys) == {"Bearer secret-3"}
 
 
 def test_somebody_elses_key_is_not_sent_around() -> None:
