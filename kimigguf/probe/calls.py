@@ -45,6 +45,14 @@ class FaultKind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MadeCall:
+    """A tool call as the model made it; ``arguments`` is the text that should be JSON."""
+
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
     """A whole reply. Times are seconds from sending the request; token counts the endpoint's, None if it gives none."""
 
@@ -57,6 +65,7 @@ class Reply:
     first_token_seconds: float | None
     seconds: float
     max_tokens: int | None
+    calls: tuple[MadeCall, ...] = ()
 
     @property
     def shape(self) -> Shape:

@@ -8,9 +8,11 @@ import json
 import math
 import re
 import unicodedata
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from kimigguf.probe.suites import Checker, Exact, Item, JsonSchema, Number, Regex
+from kimigguf.probe.calls import MadeCall, Reply
+from kimigguf.probe.suites import Checker, Exact, Item, JsonSchema, Number, Regex, Tool, ToolCalls
 
 _NUMBER: Final = re.compile(r"[-+\u2212]?(?:\d{1,3}(?:[,\u00a0\u202f]\d{3})+|\d+)(?:\.\d+)?(?:[eE][-+]?\d{1,3})?")
 _FENCE: Final = re.compile(r"```[a-zA-Z]*\s*\n(.*?)```", re.DOTALL)
@@ -52,9 +54,9 @@ def json_in(text: str) -> Any:  # noqa: ANN401 -- JSON is of any type
 
 
 def right(item: Item, answer: str) -> bool | None:
-    """Whether the answer passes the item's check; None for an item without one."""
+    """Whether the answer passes the item's check; None where it has none that a text can pass (see ``calls_right``)."""
     match item.check:
-        case None:
+        case None | ToolCalls():
             return None
         case Exact() as check:
             wanted = check.values if check.value is None else (check.value, *check.values)
@@ -98,6 +100,49 @@ def meaning(check: Checker | None, answer: str) -> str:
                 return json.dumps(json_in(answer), sort_keys=True)
             except ValueError:
                 pass
-        case Exact() | None:
+        case Exact() | ToolCalls() | None:
             pass
     return normalised(answer)
+
+
+def calls_right(check: ToolCalls, tools: Sequence[Tool], reply: Reply) -> bool:
+    """Whether the calls are the wanted ones, in any order and with arguments that their tools allow."""
+    if not check.calls:
+        return not reply.calls and bool(reply.content.strip())
+    left = list(reply.calls)
+    for wanted in check.calls:
+        found = next((call for call in left if _is_wanted(call, wanted.name, wanted.arguments)), None)
+        if found is None or not call_valid(found, tools):
+            return False
+        left.remove(found)
+    return not left
+
+
+def _is_wanted(call: MadeCall, name: str, arguments: Mapping[str, Any] | None) -> bool:
+    return call.name == name and (arguments is None or _arguments(call) == json.loads(json.dumps(arguments)))
+
+
+def _arguments(call: MadeCall) -> Any:  # noqa: ANN401 -- JSON is of any type
+    try:
+        return json.loads(call.arguments)
+    except ValueError:
+        return None
+
+
+def call_valid(call: MadeCall, tools: Sequence[Tool]) -> bool:
+    """Whether a call names one of the tools, with arguments that are JSON and fit its schema."""
+    from jsonschema import Draft202012Validator  # noqa: PLC0415 -- needed by suites that use it only
+
+    tool = next((tool for tool in tools if tool.name == call.name), None)
+    arguments = _arguments(call)
+    if tool is None or not isinstance(arguments, dict):
+        return False
+    return bool(Draft202012Validator(json.loads(json.dumps(tool.parameters))).is_valid(arguments))
+
+
+def said(item: Item, reply: Reply) -> str:
+    """What a reply says in a form that can be compared: its calls where it may make some, else its answer's meaning."""
+    if not item.tools:
+        return meaning(item.check, reply.content)
+    made = sorted(json.dumps([call.name, _arguments(call)], sort_keys=True) for call in reply.calls)
+    return json.dumps(made)

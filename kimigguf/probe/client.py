@@ -13,7 +13,7 @@ import httpx2
 import openai
 
 from kimigguf.errors import KimiggufError, NetworkError, UsageError
-from kimigguf.probe.calls import Fault, FaultKind, Outcome, Reply, Shape
+from kimigguf.probe.calls import Fault, FaultKind, MadeCall, Outcome, Reply, Shape
 from kimigguf.probe.references import Purse
 from kimigguf.probe.suites import Item
 
@@ -195,6 +195,18 @@ class Asker:
             optional["max_tokens"] = max_tokens
         if self._settings.temperature is not None:
             optional["temperature"] = self._settings.temperature
+        if item.tools:
+            optional["tools"] = [
+                {
+                    "type": "function",
+                    "function": {
+                        "name": tool.name,
+                        "description": tool.description,
+                        "parameters": dict(tool.parameters),
+                    },
+                }
+                for tool in item.tools
+            ]
         if self._usage_in_stream:
             optional["stream_options"] = {"include_usage": True}
         messages: Any = [{"role": message.role, "content": message.content} for message in item.conversation]
@@ -229,7 +241,7 @@ class _Gathered:
     def __init__(self) -> None:
         self._content: list[str] = []
         self._thinking: list[str] = []
-        self._tools: set[int] = set()
+        self._calls: dict[int, list[str]] = {}
         self._finish: str | None = None
         self._first: float | None = None
         self._prompt_tokens: int | None = None
@@ -243,7 +255,11 @@ class _Gathered:
             delta = choice.delta
             thinking = getattr(delta, "reasoning_content", None) or getattr(delta, "reasoning", None) or ""
             content = delta.content or ""
-            self._tools |= {call.index for call in delta.tool_calls or ()}
+            for call in delta.tool_calls or ():
+                name_and_arguments = self._calls.setdefault(call.index, ["", ""])
+                if call.function is not None:
+                    name_and_arguments[0] += call.function.name or ""
+                    name_and_arguments[1] += call.function.arguments or ""
             if (thinking or content or delta.tool_calls) and self._first is None:
                 self._first = seconds
             self._thinking.append(thinking)
@@ -257,12 +273,13 @@ class _Gathered:
             content="".join(self._content),
             thinking="".join(self._thinking),
             finish_reason=self._finish,
-            tool_calls=len(self._tools),
+            tool_calls=len(self._calls),
             prompt_tokens=self._prompt_tokens,
             completion_tokens=self._completion_tokens,
             first_token_seconds=self._first,
             seconds=seconds,
             max_tokens=max_tokens,
+            calls=tuple(MadeCall(name=name, arguments=text) for _, (name, text) in sorted(self._calls.items())),
         )
 
 

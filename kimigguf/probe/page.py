@@ -12,7 +12,7 @@ from kimigguf import __version__
 from kimigguf.probe.calls import Arm, Call, Fault, Reply
 from kimigguf.probe.client import Endpoint
 from kimigguf.probe.intervals import Verdict
-from kimigguf.probe.report import WORDS, arm_rows, percent, sentence
+from kimigguf.probe.report import WORDS, arm_rows, percent, sentence, trigger_sentence
 from kimigguf.probe.score import ItemResult, Metric, Scores
 from kimigguf.probe.suites import Item, Suite
 
@@ -47,6 +47,7 @@ def page(
         metrics=_metrics(scores),
         forest=_forest(scores),
         level="" if level is None else f"Bars are {percent(level)} intervals: 95 % for all metrics together.",
+        triggers=escape(trigger_sentence(scores) or ""),
         parity=escape(f"Prompt tokens, candidate against reference: {scores.parity.sentence}"),
         categories=_categories(scores.results),
         arms=_table(
@@ -211,4 +212,6 @@ def _text(outcome: Reply | Fault | None) -> str:
         case Fault():
             return outcome.text
         case Reply():
-            return outcome.content or (f"(no content; it was thinking)\n{outcome.thinking}" if outcome.thinking else "")
+            made = "".join(f"{call.name}({call.arguments})\n" for call in outcome.calls)
+            thought = f"(no content; it was thinking)\n{outcome.thinking}" if outcome.thinking else ""
+            return made + outcome.content if made or outcome.content else thought

@@ -8,6 +8,7 @@ from kimigguf.probe.calls import Shape
 from kimigguf.probe.client import Endpoint
 from kimigguf.probe.intervals import Verdict, proportion
 from kimigguf.probe.score import ArmSummary, Metric, Scores
+from kimigguf.probe.triggers import Triggers
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -40,6 +41,8 @@ def record(scores: Scores, candidate: Endpoint, reference: Endpoint) -> dict[str
         "verdict": scores.verdict,
         "metrics": [asdict(metric) for metric in scores.metrics],
         "prompt_tokens": asdict(scores.parity) | {"meaning": scores.parity.sentence},
+        "tool_triggers": _trigger_record(scores.triggers),
+        "tool_triggers_noise": _trigger_record(scores.triggers_noise),
         "arms": [_arm_record(arm) for arm in scores.arms],
         "items": [asdict(result) for result in scores.results],
     }
@@ -48,6 +51,19 @@ def record(scores: Scores, candidate: Endpoint, reference: Endpoint) -> dict[str
 def _arm_record(arm: ArmSummary) -> dict[str, Any]:
     interval = proportion(arm.right, arm.checked)
     return asdict(arm) | {"right_interval_95": None if interval is None else list(interval)}
+
+
+def _trigger_record(found: Triggers) -> dict[str, Any]:
+    return asdict(found) | {"precision": found.precision, "recall": found.recall, "f1": found.f1}
+
+
+def trigger_sentence(scores: Scores) -> str | None:
+    """How alike both decide to call a tool, in words; None where no question had tools."""
+    found, noise = scores.triggers, scores.triggers_noise
+    if found.both + found.only_here + found.only_reference + found.neither == 0:
+        return None
+    own = f"the reference against itself: {percent(noise.f1)}"
+    return f"calls a tool where the reference does: F1 {percent(found.f1)} ({own})"
 
 
 def sentence(metric: Metric) -> str:
@@ -98,6 +114,8 @@ def draw(console: "Console", scores: Scores, candidate: Endpoint, reference: End
     for name, cells in arm_rows(scores).items():
         table.add_row(name, *cells)
     console.print(table)
+    if (decisions := trigger_sentence(scores)) is not None:
+        console.print(decisions, markup=False)
     console.print(f"prompt tokens, candidate against reference: {scores.parity.sentence}", markup=False)
     level = next((metric.difference.level for metric in scores.metrics if metric.difference), None)
     if level is not None:
@@ -123,6 +141,7 @@ def arm_rows(scores: Scores) -> Mapping[str, list[str]]:
         "cut off in the answer": [str(arm.shapes.get(Shape.CUT_OFF, 0)) for arm in arms],
         "transport errors": [_counts(arm.faults) for arm in arms],
         "finish reasons": [_counts(arm.finish_reasons) for arm in arms],
+        "valid tool calls": [f"{arm.calls_valid} of {arm.calls_made}" for arm in arms],
         "with thinking": [str(arm.with_thinking) for arm in arms],
         "tokens sent": [number(arm.prompt_tokens, "{:,}") for arm in arms],
         "tokens received": [number(arm.completion_tokens, "{:,}") for arm in arms],

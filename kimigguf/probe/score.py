@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from typing import Final
 
 from kimigguf.probe.calls import Arm, Call, Fault, FaultKind, Reply, Shape
-from kimigguf.probe.checkers import meaning, right
+from kimigguf.probe.checkers import call_valid, calls_right, right, said
 from kimigguf.probe.intervals import FAMILY_ERROR, Interval, Verdict, interval, judge
 from kimigguf.probe.parity import Parity, prompt_parity
-from kimigguf.probe.suites import Item, Suite
+from kimigguf.probe.suites import Item, Suite, ToolCalls
+from kimigguf.probe.triggers import Triggers, triggers
 
 COUNTED: Final = {Shape.ANSWERED, Shape.EMPTY, Shape.CUT_OFF}
 """Replies that can be right or wrong. A cut-off thought, a tool call and a filter's veto are no answers to judge."""
@@ -44,6 +45,8 @@ class ArmSummary:
     right: int
     checked: int
     with_thinking: int
+    calls_made: int
+    calls_valid: int
     prompt_tokens: int | None
     completion_tokens: int | None
     first_token_seconds: float | None
@@ -82,7 +85,11 @@ class ItemResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scores:
-    """The whole comparison. ``tolerance`` is the difference that a user still calls the same."""
+    """The whole comparison. ``tolerance`` is the difference that a user still calls the same.
+
+    ``triggers`` holds the candidate's decisions to call a tool against the reference's, ``triggers_noise`` the
+    reference's second ones against its first.
+    """
 
     suite: str
     suite_sha256: str
@@ -92,6 +99,8 @@ class Scores:
     arms: tuple[ArmSummary, ...]
     metrics: tuple[Metric, ...]
     parity: Parity
+    triggers: Triggers
+    triggers_noise: Triggers
     results: tuple[ItemResult, ...]
 
     @property
@@ -121,6 +130,8 @@ def score(suite: Suite, calls: Iterable[Call], *, tolerance: float) -> Scores:
         arms=tuple(_summary(arm, suite, [call for call in calls if call.arm is arm]) for arm in Arm),
         metrics=tuple(_metric(name, pair, rounds, tolerance, level) for name, pair in measures.items()),
         parity=prompt_parity(calls),
+        triggers=triggers(suite, calls, Arm.CANDIDATE),
+        triggers_noise=triggers(suite, calls, Arm.REFERENCE_AGAIN),
         results=tuple(_result(one, repeat) for repeat, one in rounds),
     )
 
@@ -131,7 +142,7 @@ def _rounds(suite: Suite, calls: Sequence[Call]) -> list[tuple[int, Round]]:
 
     def reply(item: Item, repeat: int, arm: Arm) -> Reply | None:
         found = replies.get((item.id, repeat, arm))
-        return found if isinstance(found, Reply) and found.shape in COUNTED else None
+        return found if isinstance(found, Reply) and _counts(item, found) else None
 
     return [
         (
@@ -164,16 +175,21 @@ def _right_pair(one: Round) -> _Pair | None:
     return _Pair(candidate=candidate, reference=(reference + again) / 2, noise=again - reference)
 
 
+def _counts(item: Item, reply: Reply) -> bool:
+    return reply.shape in COUNTED or (bool(item.tools) and reply.shape is Shape.CALLED_TOOL)
+
+
 def _is_right(item: Item, reply: Reply) -> float:
+    if isinstance(item.check, ToolCalls):
+        return float(calls_right(item.check, item.tools, reply))
     return float(reply.shape is Shape.ANSWERED and right(item, reply.content) is True)
 
 
 def _same_pair(one: Round) -> _Pair | None:
     if one.candidate is None or one.reference is None or one.again is None:
         return None
-    candidate, reference, again = (
-        meaning(one.item.check, r.content) for r in (one.candidate, one.reference, one.again)
-    )
+    replies = (one.candidate, one.reference, one.again)
+    candidate, reference, again = (said(one.item, reply) for reply in replies)
     itself = float(reference == again)
     return _Pair(
         candidate=(float(candidate == reference) + float(candidate == again)) / 2, reference=itself, noise=1 - itself
@@ -183,7 +199,8 @@ def _same_pair(one: Round) -> _Pair | None:
 def _any_pair(one: Round) -> _Pair | None:
     if one.candidate is None or one.reference is None or one.again is None:
         return None
-    candidate, reference, again = (float(bool(r.content.strip())) for r in (one.candidate, one.reference, one.again))
+    replies = (one.candidate, one.reference, one.again)
+    candidate, reference, again = (float(bool(reply.content.strip() or reply.calls)) for reply in replies)
     return _Pair(candidate=candidate, reference=(reference + again) / 2, noise=again - reference)
 
 
@@ -232,8 +249,7 @@ def _result(one: Round, repeat: int) -> ItemResult:
 
     same = None
     if one.candidate is not None and one.reference is not None:
-        check = one.item.check
-        same = meaning(check, one.candidate.content) == meaning(check, one.reference.content)
+        same = said(one.item, one.candidate) == said(one.item, one.reference)
     return ItemResult(
         item=one.item.id,
         category=one.item.category,
@@ -248,7 +264,7 @@ def _summary(arm: Arm, suite: Suite, calls: Sequence[Call]) -> ArmSummary:
     items = {item.id: item for item in suite.items}
     replies = [(items[call.item], call.outcome) for call in calls if isinstance(call.outcome, Reply)]
     faults = Counter(call.outcome.kind for call in calls if isinstance(call.outcome, Fault))
-    checked = [(item, reply) for item, reply in replies if item.check is not None and reply.shape in COUNTED]
+    checked = [(item, reply) for item, reply in replies if item.check is not None and _counts(item, reply)]
     only = [reply for _, reply in replies]
     return ArmSummary(
         arm=arm,
@@ -258,6 +274,8 @@ def _summary(arm: Arm, suite: Suite, calls: Sequence[Call]) -> ArmSummary:
         finish_reasons=dict(Counter(reply.finish_reason or "none" for reply in only)),
         right=sum(int(_is_right(item, reply)) for item, reply in checked),
         checked=len(checked),
+        calls_made=sum(len(reply.calls) for reply in only),
+        calls_valid=sum(call_valid(call, item.tools) for item, reply in replies for call in reply.calls),
         with_thinking=sum(bool(reply.thinking.strip()) for reply in only),
         prompt_tokens=_sum(reply.prompt_tokens for reply in only),
         completion_tokens=_sum(reply.completion_tokens for reply in only),

@@ -8,7 +8,7 @@ TOML (one ``[[items]]`` table each) or JSONL (one item a line)::
     check = { kind = "number", value = 391 }
 
 Kinds of check: ``exact`` (value or values), ``regex`` (pattern), ``number`` (value, tolerance), ``json-schema``
-(schema, and optionally the value itself). An item without a check is only compared with the reference.
+(schema, and optionally the value itself), ``tool-calls`` (calls). An item without a check is only compared.
 """
 
 import hashlib
@@ -65,7 +65,32 @@ class JsonSchema:
     value: Any = None
 
 
-Checker: TypeAlias = Annotated[Exact | Regex | Number | JsonSchema, Discriminator("kind")]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WantedCall:
+    """A tool that must be called, with exactly these arguments; None: with any that its parameters allow."""
+
+    name: str
+    arguments: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolCalls:
+    """Exactly these tools are called, in any order; none at all if ``calls`` is empty, and there is an answer then."""
+
+    kind: Literal["tool-calls"] = "tool-calls"
+    calls: tuple[WantedCall, ...] = ()
+
+
+Checker: TypeAlias = Annotated[Exact | Regex | Number | JsonSchema | ToolCalls, Discriminator("kind")]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tool:
+    """A function that the model may call; ``parameters`` is a JSON schema."""
+
+    name: str
+    description: str
+    parameters: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +101,7 @@ class Message:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Item:
-    """One question: ``prompt``, or ``messages`` for more than one turn. ``max_tokens`` None: the suite's.
+    """One question: ``prompt``, or ``messages`` for more turns. Without ``max_tokens`` or ``tools``: the suite's.
 
     Items of one ``template`` are variants of each other; statistics count them as one cluster.
     """
@@ -88,6 +113,7 @@ class Item:
     category: str = "general"
     template: str | None = None
     max_tokens: int | None = None
+    tools: tuple[Tool, ...] = ()
 
     @property
     def conversation(self) -> tuple[Message, ...]:
@@ -104,6 +130,7 @@ class Suite:
 
     name: str
     items: tuple[Item, ...] = ()
+    tools: tuple[Tool, ...] = ()
     generate: Mapping[str, int] = field(default_factory=dict, hash=False)
     seed: int = 0
     title: str = ""
@@ -127,7 +154,8 @@ def load_suite(text: str, environ: Mapping[str, str], *, seed: int | None = None
         path = profile_files.find("suites", text, environ)
     suite = _from_jsonl(path) if path.suffix == ".jsonl" else profile_files.load(path, Suite)
     suite = suite if seed is None else replace(suite, seed=seed)
-    suite = replace(suite, items=(*suite.items, *_generated(suite)))
+    items = tuple(replace(item, tools=item.tools or suite.tools) for item in suite.items)
+    suite = replace(suite, items=(*items, *_generated(suite)))
     check_suite(suite, path)
     return replace(suite, sha256=hashlib.sha256(_as_text(suite.items).encode()).hexdigest())
 
@@ -187,6 +215,13 @@ def check_suite(suite: Suite, where: object) -> None:
 def _problem(item: Item) -> str | None:
     if not item.conversation or item.conversation[-1].role != "user":
         return "needs a prompt, or messages that end with the user's"
+    schemas = [tool.parameters for tool in item.tools]
+    if isinstance(item.check, JsonSchema):
+        schemas.append(item.check.schema)
+    return _check_problem(item) or next((problem for schema in schemas if (problem := _schema_problem(schema))), None)
+
+
+def _check_problem(item: Item) -> str | None:
     match item.check:
         case Exact(value=None, values=()):
             return "an exact check needs value or values"
@@ -197,8 +232,11 @@ def _problem(item: Item) -> str | None:
                 return f"its pattern is no regular expression: {error}"
         case Number(tolerance=tolerance) if tolerance < 0:
             return "its tolerance is negative"
-        case JsonSchema(schema=schema):
-            return _schema_problem(schema)
+        case ToolCalls(calls=calls):
+            known = {tool.name for tool in item.tools}
+            strange = sorted({call.name for call in calls} - known)
+            if not known or strange:
+                return f"it is to call {', '.join(strange) or 'tools'}, but has no such tool"
     return None
 
 

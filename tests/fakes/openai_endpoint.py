@@ -19,6 +19,8 @@ class Say:
     thinking: str = ""
     finish_reason: str = "stop"
     tool_calls: int = 0
+    calls: tuple[tuple[str, str], ...] = ()
+    """Tool calls by name and arguments, sent in pieces."""
     cut: bool = False
     usage: bool = True
     stall_seconds: float = 0.0
@@ -109,6 +111,13 @@ class _Handler(BaseHTTPRequestHandler):
             }
             for n in range(said.tool_calls)
         ]
+        for n, (name, arguments) in enumerate(said.calls):
+            start = {"index": n, "id": f"c{n}", "type": "function", "function": {"name": name, "arguments": ""}}
+            pieces.append({"tool_calls": [start]})
+            pieces += [
+                {"tool_calls": [{"index": n, "function": {"arguments": part}}]}
+                for part in (arguments[:4], arguments[4:])
+            ]
         for piece in pieces:
             self._event({"choices": [{"index": 0, "delta": piece, "finish_reason": None}]})
         time.sleep(said.stall_seconds)
