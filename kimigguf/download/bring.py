@@ -46,12 +46,14 @@ def needs_room(source: Path, folder: Path) -> bool:
 def _reflink(source: Path, target: Path) -> bool:
     if not sys.platform.startswith("linux"):
         return False
+    part = target.with_name(target.name + ".copy")
     try:
-        with source.open("rb") as old, target.open("xb") as new:
+        with source.open("rb") as old, part.open("wb") as new:
             fcntl.ioctl(new.fileno(), _FICLONE, old.fileno())
             os.fsync(new.fileno())
+        part.replace(target)
     except OSError:
-        target.unlink(missing_ok=True)
+        part.unlink(missing_ok=True)
         return False
     return True
 

@@ -75,10 +75,6 @@ class Pace:
             self._allowed = max(1, self._allowed // 2)
             self._paused_until = max(self._paused_until, time.monotonic() + wait_seconds)
 
-    @property
-    def paused_seconds(self) -> float:
-        return max(0.0, self._paused_until - time.monotonic())
-
     def spend(self, size_bytes: int) -> None:
         """Wait until ``size_bytes`` more are within the rate limit."""
         if self._rate is None:

@@ -97,6 +97,7 @@ class Transfer:
             self._listen(Notice(text=f"{shard.source.name} is damaged; what is bad of it will be fetched again"))
             return False
         write_marks(shard.path, digest.marks)
+        shard.journal_path.unlink(missing_ok=True)  # left over where a run ended between the name and the manifest
         self._record(shard.source.name, before)
         return True
 

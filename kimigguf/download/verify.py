@@ -141,12 +141,12 @@ def _checked(file: StoredFile, digest: Digest | None, *, quick: bool) -> Checked
                 verdict, bad = Verdict.DAMAGED, digest.first_bad
                 where = f"bytes {bad[0]:,} to {bad[1]:,} differ" if bad else "its SHA-256 differs"
                 reason = f"{where} from what the hub listed"
+        case _ if quick and (problem := _quick_problem(file)) is not None:
+            verdict, reason = Verdict.DAMAGED, problem
         case FileState.VERIFIED:
             verdict = Verdict.OK
-        case _ if quick:
-            problem = _quick_problem(file)
-            verdict = Verdict.DAMAGED if problem else Verdict.UNKNOWN
-            reason = problem or "not hashed"
+        case _:
+            reason = "not hashed"
     return Checked(
         name=file.name,
         verdict=verdict,
@@ -160,10 +160,10 @@ def _checked(file: StoredFile, digest: Digest | None, *, quick: bool) -> Checked
 
 def _quick_problem(file: StoredFile) -> str | None:
     """What a header and the two ends of a file can say against it, None if nothing."""
-    from kimigguf.gguf_file.header import read_header  # noqa: PLC0415 -- reads megabytes of metadata; only for quick
+    from kimigguf.gguf_file.header import check_size, read_header  # noqa: PLC0415 -- reads megabytes of metadata; only for quick
 
     try:
-        read_header(file.path)
+        check_size(read_header(file.path), file.size_bytes, name=file.name)
         with file.path.open("rb") as stream:
             stream.seek(max(0, file.size_bytes - _END_BYTES))
             if file.size_bytes and not stream.read(_END_BYTES):

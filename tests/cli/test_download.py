@@ -223,7 +223,7 @@ def test_ctrl_c_exits_with_130_and_leaves_nothing_that_looks_whole(
     assert house.json("download", "UD-IQ1_M")["state"] == "whole"
 
 
-@pytest.mark.parametrize("signal_number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("signal_number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_a_real_stop_ends_a_real_download_at_once_and_loses_nothing(house: House, signal_number: int) -> None:
     house.hub.bytes_per_second = 300_000
     command = [sys.executable, "-m", "kimigguf", "download", "UD-IQ1_M", "--json"]
@@ -237,7 +237,7 @@ def test_a_real_stop_ends_a_real_download_at_once_and_loses_nothing(house: House
     process.send_signal(signal_number)
     out, err = process.communicate(timeout=60)
     assert time.monotonic() - asked < 10
-    assert (process.returncode, out) == (130, ""), err
+    assert (process.returncode, out) == (-9 if signal_number == signal.SIGKILL else 130, ""), err
     assert "Traceback" not in err
     house.hub.bytes_per_second = None
     house.hub.sent_bytes.clear()
@@ -287,6 +287,19 @@ def test_verify_names_the_bad_shard_and_repair_mends_it(house: House) -> None:
     assert {Path(str(request.file)).name for request in house.hub.gets()} == {bad, gone}
     assert house.json("verify", "UD-IQ1_M")["good"] is True
     assert house.json("verify", "UD-IQ1_M", "--quick")["hashed_bytes"] == 0
+
+
+def test_a_quick_look_finds_a_header_that_is_none_and_an_end_that_is_cut(house: House) -> None:
+    house.json("download", "UD-IQ1_M")
+    path = house.folder / names(house)[1]
+    stat = path.stat()
+    with path.open("r+b") as stream:
+        stream.write(b"PK")
+    os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    os.truncate(house.folder / names(house)[2], 1000)
+    answer = house.json("verify", "--quick", "UD-IQ1_M", code=5)
+    verdicts = [file["verdict"] for file in answer["files"][:4]]
+    assert verdicts == ["ok", "damaged", "wrong-size", "ok"]
 
 
 def test_verify_of_a_foreign_set_holds_it_against_itself(house: House, tiny: Callable[[str], Path]) -> None:
