@@ -1,11 +1,13 @@
 """Disks: what is under a mount, and what a dead one costs."""
 
 import time
+from pathlib import Path
 
 import pytest
 from hardware.captures import Loader
 
-from kimigguf.hardware.disks import candidates, classify, read_disks
+from kimigguf.hardware.disks import candidates, classify, read_disks, resolve
+from kimigguf.hardware.host import Host
 from kimigguf.hardware.mounts import parse_mountinfo
 from kimigguf.hardware.snapshot import DiskKind, PcieLink
 from kimigguf.units import KIB
@@ -43,6 +45,35 @@ def test_every_kind_of_disk_is_told_apart_and_a_dead_mount_costs_its_sizes_only(
     mounts = list(disks)
     assert "zpool status tank" in reasons[f"disks.{mounts.index('/tank')}.kind"]
     assert "no answer within" in reasons[f"disks.{mounts.index('/mnt/dead')}.free_bytes"]
+
+
+@pytest.mark.parametrize(
+    ("members", "kind"),
+    [
+        (("nvme0n1", "sda"), DiskKind.HDD),
+        (("sda", "nvme0n1"), DiskKind.HDD),
+        (("nvme0n1", "nvme1n1"), DiskKind.NVME),
+        (("nvme0n1", "vda"), None),
+    ],
+)
+def test_a_raid_is_as_slow_as_its_slowest_member_and_unknown_if_one_is(
+    tmp_path: Path, members: tuple[str, ...], kind: DiskKind | None
+) -> None:
+    for name, turns in (("nvme0n1", "0"), ("nvme1n1", "0"), ("sda", "1"), ("vda", "1")):
+        (tmp_path / f"sys/devices/{name}/queue").mkdir(parents=True)
+        (tmp_path / f"sys/devices/{name}/queue/rotational").write_text(turns)
+    (tmp_path / "sys/devices/md0/slaves").mkdir(parents=True)
+    for place, member in enumerate(members):
+        (tmp_path / f"sys/devices/md0/slaves/{place}").symlink_to(f"../../{member}")
+    device = resolve(Host(root=tmp_path, environ={}), "/sys/devices/md0")
+    assert (device.kind, device.members) == (kind, members)
+    assert (device.reason is None) == (kind is not None)
+
+
+def test_a_stack_of_devices_that_loops_ends(tmp_path: Path) -> None:
+    (tmp_path / "sys/devices/dm-0/slaves").mkdir(parents=True)
+    (tmp_path / "sys/devices/dm-0/slaves/dm-0").symlink_to("../../dm-0")
+    assert resolve(Host(root=tmp_path, environ={}), "/sys/devices/dm-0").kind is None
 
 
 def test_the_same_file_system_mounted_twice_counts_once(capture: Loader) -> None:

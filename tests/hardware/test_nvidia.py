@@ -67,6 +67,14 @@ def test_mig_instances_are_devices_and_their_gpu_is_none(tmp_path: Path) -> None
     assert any("one MIG instance per process" in notice for notice in facts.notices)
 
 
+def test_a_gpu_that_will_be_cut_only_after_a_reset_is_still_whole(tmp_path: Path) -> None:
+    device = {"nvmlDeviceGetName": "NVIDIA A100", "nvmlDeviceGetMigMode": [0, 1]}
+    memory = {"total": 80 << 30, "free": 79 << 30, "used": 1 << 30}
+    nvml = NvmlStandIn({"devices": [device | {"nvmlDeviceGetMemoryInfo": memory}]})
+    facts = read_nvidia(Host(root=tmp_path, environ={}), lambda: nvml)
+    assert [(card.total_bytes, card.instance) for card in facts.accelerators or ()] == [(80 << 30, None)]
+
+
 def test_a_unified_part_has_no_memory_of_its_own(tmp_path: Path) -> None:
     (card,) = look("gb10", tmp_path).accelerators or ()
     assert (card.memory_kind, card.total_bytes, card.pcie) == (MemoryKind.UNIFIED, None, None)
@@ -82,7 +90,7 @@ def test_unreadable_lost_and_nonsensical_memory_is_unknown_never_zero(tmp_path: 
     assert facts.accelerators is not None
     assert [card.total_bytes for card in facts.accelerators] == [46068 * MIB, None, None, None]
     assert [card.free_bytes for card in facts.accelerators] == [45000 * MIB, None, None, None]
-    assert facts.accelerators[0].used_by_others_bytes is None
+    assert [card.used_by_others_bytes for card in facts.accelerators] == [None, None, None, 0]
     assert [one.what for one in facts.unknown] == [
         "accelerators.1.total_bytes",
         "accelerators.2",
