@@ -180,7 +180,7 @@ class _Table:
                 break  # nothing is to be gained from counting this one, which costs more than packing it
             placed = self._count(settings, self._layout(packing))
             used = [packing.used_bytes(elements, device) for device in range(len(capacities))]
-            overhead = [device_need_bytes(placed.ledger, device) - size for device, size in enumerate(used)]
+            overhead = [_overhead_bytes(placed, device, size) for device, size in enumerate(used)]
             if all(
                 used[device] + overhead[device] <= capacity
                 for device, capacity in enumerate(capacities)
@@ -232,6 +232,13 @@ def _rank(packing: Packing, elements: Sequence[Element]) -> tuple[int, int]:
 def _expected_buffer_bytes(settings: Settings) -> int:
     """A first guess at a device's compute buffer: activations and mask of one physical batch. Replaced once counted."""
     return settings.effective_ubatch_tokens * (MIB + 2 * settings.stream_tokens)
+
+
+def _overhead_bytes(placed: Placed, device: int, packed_bytes: int) -> int:
+    """What a device holds beside what was packed: its buffers, or a guess where nobody knows them."""
+    counted = device_need_bytes(placed.ledger, device) - packed_bytes
+    is_unknown = any(row.device == device and row.component is Component.COMPUTE for row in placed.ledger.unknown)
+    return counted + (_expected_buffer_bytes(placed.settings) if is_unknown else 0)
 
 
 def _host_only_bytes(counted: Ledger) -> int:

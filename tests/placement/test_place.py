@@ -263,6 +263,16 @@ def test_an_integrated_gpu_beside_a_real_one_takes_nothing() -> None:
     assert {place.trunk for place in answer.layout.layers} == {1}
 
 
+def test_an_architecture_whose_buffers_nobody_knows_keeps_room_for_them_and_says_so() -> None:
+    spec = replace(SPECS["UD-IQ1_S"], architecture="some-other-moe")
+    have = budget_of(1024, [48, 48])
+    answer = place(spec, have, Settings(ubatch_tokens=2048))
+    assert isinstance(answer, Placed)
+    assert any("compute buffer" in notice for notice in answer.notices)
+    for index, device in enumerate(have.devices):
+        assert (device.usable_bytes or 0) - device_need_bytes(answer.ledger, index) >= 2 * GIB
+
+
 def test_eight_devices_are_placed_in_a_tenth_of_a_second() -> None:
     have = budget_of(1024, [24, 48, 24, 32, 80, 24, 16, 48])
     place(SPECS["UD-Q2_K_XL"], have, Settings())
