@@ -24,13 +24,6 @@ INPLACE_OPERATIONS: Final = frozenset({"scale", "add", "mul", "div", "unary", "r
 _BLOCKS: Final = {**KV_BLOCKS, "i32": (1, 4), "i64": (1, 8)}
 
 
-def _strides(shape: Shape, kind: str) -> Shape:
-    block, size = _BLOCKS[kind]
-    second = size * (shape[0] // block)
-    third = second * shape[1]
-    return size, second, third, third * shape[2]
-
-
 @dataclass(slots=True)
 class Graph:
     """Tensors in parallel lists, nodes and leafs in the order in which ggml walks them.
@@ -66,7 +59,12 @@ class Graph:
         self.operation.append(operation)
         self.sources.append(sources)
         self.shape.append(shape)
-        self.stride.append(stride or _strides(shape, kind))
+        if stride is None:
+            block, size = _BLOCKS[kind]
+            second = size * (shape[0] // block)
+            third = second * shape[1]
+            stride = size, second, third, third * shape[2]
+        self.stride.append(stride)
         self.kind.append(kind)
         root = self.view_of[view_of] if view_of != NO_VIEW else NO_VIEW
         self.view_of.append(view_of if root == NO_VIEW else root)

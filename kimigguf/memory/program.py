@@ -15,7 +15,9 @@ NOTHING: Final = -1
 ON_HOST: Final = -2
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(
+    slots=True, eq=False
+)  # not frozen: there are 11,000 of them, and freezing would double the time to make them
 class Step:
     """A node that computes.
 
@@ -60,32 +62,31 @@ def compiled(graph: Graph) -> Program:
     held = graph.weight.keys() | graph.cache.keys()
     used = {source for node in graph.nodes for source in graph.sources[node]}
     # A view without a user never lets go of what it looks at.
-    forever = {root[node] for node in graph.nodes if graph.view_of[node] != NO_VIEW and node not in used}
+    forever = {root[node] for node in graph.nodes if root[node] != node and node not in used}
     return Program(
         graph=graph,
         steps=tuple(_step(graph, node, root) for node in graph.nodes if graph.operation[node] not in VIEW_OPERATIONS),
         root=root,
-        anchor=tuple(_anchor(graph, tensor, root[tensor]) for tensor in range(len(root))),
+        anchor=tuple(looked if looked in held else _anchor(graph, tensor) for tensor, looked in enumerate(root)),
         inputs=tuple(leaf for leaf in graph.leafs if leaf in graph.is_input),
         kept=frozenset((forever - held) | graph.is_output),
     )
 
 
 def _step(graph: Graph, node: Id, root: tuple[Id, ...]) -> Step:
-    uses = tuple(source for source in graph.sources[node] if source not in graph.weight)
-    roots = tuple(root[source] for source in uses)
-    overwrites = tuple(
-        source
-        for source in uses
-        if graph.view_of[source] == NO_VIEW and roots.count(source) == 1 and _same_layout(graph, node, source)
-    )
-    return Step(
-        node=node,
-        uses=uses,
-        roots=roots,
-        size=None if graph.view_of[node] != NO_VIEW else -(-graph.size(node) // ALIGNMENT) * ALIGNMENT,
-        overwrites=overwrites if graph.operation[node] in INPLACE_OPERATIONS else (),
-    )
+    weight = graph.weight
+    uses = tuple([source for source in graph.sources[node] if source not in weight])
+    roots = tuple([root[source] for source in uses])
+    overwrites: tuple[Id, ...] = ()
+    if graph.operation[node] in INPLACE_OPERATIONS:
+        overwrites = tuple(
+            source
+            for source in uses
+            if root[source] == source and roots.count(source) == 1 and _same_layout(graph, node, source)
+        )
+    # What is no view is contiguous, so that its last stride tells its size.
+    size = graph.stride[node][3] * graph.shape[node][3]
+    return Step(node, uses, roots, -(-size // ALIGNMENT) * ALIGNMENT if root[node] == node else None, overwrites)
 
 
 def _same_layout(graph: Graph, one: Id, other: Id) -> bool:
@@ -96,11 +97,12 @@ def _same_layout(graph: Graph, one: Id, other: Id) -> bool:
     )
 
 
-def _anchor(graph: Graph, tensor: Id, root: Id) -> Id:
-    if root in graph.weight or root in graph.cache:
-        return root
+def _anchor(graph: Graph, tensor: Id) -> Id:
+    """What decides where a tensor without memory lies: its weights; for attention nothing, its sinks are too small."""
     if tensor in graph.is_input:
         return ON_HOST
-    if graph.operation[tensor] == "flash_attn":  # attention sinks are too small to decide where it runs
-        return NOTHING
-    return next((source for source in graph.sources[tensor] if source in graph.weight), NOTHING)
+    if graph.operation[tensor] != "flash_attn":
+        for source in graph.sources[tensor]:
+            if source in graph.weight:
+                return source
+    return NOTHING

@@ -112,7 +112,7 @@ class _Split:
             for used, root, source in zip(uses, roots, step.uses, strict=True)
             if used == root and roots.count(root) == 1 and program.may_overwrite(step.node, source)
         )
-        return Step(node=step.node, uses=tuple(uses), roots=tuple(roots), size=step.size, overwrites=overwrites)
+        return Step(step.node, tuple(uses), tuple(roots), step.size, overwrites)
 
 
 class _Allocation:
