@@ -160,8 +160,9 @@ class Connections:
         with self._lock:
             self._interrupted = True
             for connection in self._open.values():
-                with contextlib.suppress(OSError, AttributeError):
-                    _socket(connection).shutdown(socket.SHUT_RDWR)
+                # Past TLS, whose own shutdown would let the other thread read on, and take ciphertext for the body.
+                with contextlib.suppress(OSError, TypeError):
+                    socket.socket.shutdown(_socket(connection), socket.SHUT_RDWR)
 
 
 def _socket(connection: http.client.HTTPConnection) -> socket.socket:

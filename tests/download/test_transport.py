@@ -10,11 +10,15 @@ from pathlib import Path
 
 import pytest
 from download.conftest import FAST, Scene
+from fakes.hub import serve
 from fakes.hub_faults import none
 
+from kimigguf.download import journal
+from kimigguf.download.fetch import download
 from kimigguf.download.parts import _retry_after
-from kimigguf.download.transport import Connections, Lost, origin, proxy_for, reason
+from kimigguf.download.transport import Connections, Lost, _tls, origin, proxy_for, reason
 from kimigguf.errors import NetworkError, UsageError
+from kimigguf.events import Advance
 
 PROXY = "http://proxy:3128"
 
@@ -129,16 +133,24 @@ def test_after_an_interrupt_nothing_is_asked_any_more(scene: Scene) -> None:
 
 
 @pytest.fixture
-def stranger(tmp_path: Path) -> Iterator[str]:
-    """An HTTPS server whose certificate nobody has signed."""
-    made = tmp_path / "key.pem", tmp_path / "cert.pem"
+def certificate(tmp_path: Path) -> tuple[Path, ssl.SSLContext]:
+    """A certificate for loopback that nobody else has signed, and a server's context with it."""
+    key, made = tmp_path / "key.pem", tmp_path / "cert.pem"
     command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", "-subj", "/CN=localhost"]
+    names = "subjectAltName=IP:127.0.0.1,IP:127.0.0.2"
     try:
-        subprocess.run([*command, "-keyout", made[0], "-out", made[1]], check=True, capture_output=True)
+        subprocess.run([*command, "-addext", names, "-keyout", key, "-out", made], check=True, capture_output=True)
     except FileNotFoundError:
         pytest.skip("no openssl to make a certificate with")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(made[1], made[0])
+    context.load_cert_chain(made, key)
+    return made, context
+
+
+@pytest.fixture
+def stranger(certificate: tuple[Path, ssl.SSLContext]) -> Iterator[str]:
+    """An HTTPS server whose certificate nobody trusts."""
+    context = certificate[1]
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def serve() -> None:
@@ -163,6 +175,37 @@ def test_a_certificate_that_is_not_trusted_is_no_matter_of_patience(scene: Scene
     assert error.value.code == "bad-certificate"
     assert "self-signed" in (error.value.cause or "")
     assert "SSL_CERT_FILE" in (error.value.hint or "")
+
+
+@pytest.fixture
+def trusted(certificate: tuple[Path, ssl.SSLContext], monkeypatch: pytest.MonkeyPatch) -> Iterator[ssl.SSLContext]:
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificate[0]))
+    _tls.cache_clear()
+    yield certificate[1]
+    _tls.cache_clear()
+
+
+def test_a_set_arrives_over_https_and_ctrl_c_does_not_write_what_is_encrypted(
+    scene: Scene, trusted: ssl.SSLContext
+) -> None:
+    def interrupt(event: object) -> None:
+        if isinstance(event, Advance) and event.item == "total" and event.done_bytes > 200_000:
+            raise KeyboardInterrupt
+
+    with serve(scene.root, tls=trusted) as hub:
+        scene.hub = hub
+        hub.bytes_per_second = 200_000
+        with pytest.raises(KeyboardInterrupt):
+            download(scene.remote, scene.folder, environ=scene.environ(), policy=FAST, listen=interrupt)
+        for number, file in enumerate(scene.remote.files, start=1):
+            log = scene.folder / ".kimigguf" / f"{file.name}.journal"
+            part, truth = scene.folder / f"{file.name}.part", scene.served(number).read_bytes()
+            for start, end in journal.read(log, size_bytes=file.size_bytes, sha256=file.sha256 or ""):
+                assert part.read_bytes()[start:end] == truth[start:end]
+        hub.bytes_per_second = None
+        scene.get()
+        scene.assert_whole()
+        assert {request.host for request in hub.requests} == {"hub", "cdn"}
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ import os
 import re
 import secrets
 import socket
+import ssl
 import struct
 import threading
 import time
@@ -143,6 +144,7 @@ class _Server(ThreadingHTTPServer):
         super().__init__((host, 0), _Handler)
         self.name = name
         self.hub: Hub
+        self.tls: ssl.SSLContext | None = None
         self.open_sockets: set[socket.socket] = set()
 
     def get_request(self) -> tuple[socket.socket, Any]:
@@ -150,6 +152,10 @@ class _Server(ThreadingHTTPServer):
         self.open_sockets.add(connection)
         if self.hub.send_buffer_bytes is not None:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, self.hub.send_buffer_bytes)
+        if self.tls is not None:  # the handshake is the handler's, with its first read
+            self.open_sockets.discard(connection)
+            connection = self.tls.wrap_socket(connection, server_side=True, do_handshake_on_connect=False)
+            self.open_sockets.add(connection)
         return connection, address
 
     def shutdown_request(self, request: Any) -> None:
@@ -406,9 +412,10 @@ class _Handler(BaseHTTPRequestHandler):
         started, at = time.monotonic(), 0
         while at < count and not self.hub._closing.is_set():
             piece = min(count - at, _PIECE if rate is None else max(1, min(_PIECE, int(rate / 50))))
-            if garbage:
-                self.connection.sendall(bytes(0xFF ^ byte for byte in os.pread(stream.fileno(), piece, first + at)))
-                done = piece
+            if garbage or isinstance(self.connection, ssl.SSLSocket):
+                data = os.pread(stream.fileno(), piece, first + at)
+                self.connection.sendall(bytes(0xFF ^ byte for byte in data) if garbage else data)
+                done = len(data)
             else:
                 done = os.sendfile(self.connection.fileno(), stream.fileno(), first + at, piece)
             if done == 0:
@@ -466,14 +473,23 @@ def _second_host() -> str:
 
 
 @contextlib.contextmanager
-def serve(root: Path, *, commit: str = COMMIT, faults: Faults = none, token: str | None = None) -> Iterator[Hub]:
-    """Serve ``root`` until the block ends; every thread and socket is gone after it."""
+def serve(
+    root: Path,
+    *,
+    commit: str = COMMIT,
+    faults: Faults = none,
+    token: str | None = None,
+    tls: ssl.SSLContext | None = None,
+) -> Iterator[Hub]:
+    """Serve ``root`` until the block ends; every thread and socket is gone after it. ``tls``: over HTTPS."""
     main, cdn = _Server("127.0.0.1", "hub"), _Server(_second_host(), "cdn")
-    url, cdn_url = (f"http://{s.server_address[0]!s}:{s.server_address[1]}" for s in (main, cdn))
+    scheme = "http" if tls is None else "https"
+    url, cdn_url = (f"{scheme}://{s.server_address[0]!s}:{s.server_address[1]}" for s in (main, cdn))
     hub = Hub(
         url=url, cdn_url=cdn_url, commits={commit: Path(root)}, branches={"main": commit}, faults=faults, token=token
     )
     main.hub = cdn.hub = hub
+    main.tls = cdn.tls = tls
     threads = [threading.Thread(target=server.serve_forever, args=(0.02,)) for server in (main, cdn)]
     for thread in threads:
         thread.start()
