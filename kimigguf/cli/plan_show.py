@@ -1,6 +1,7 @@
 """How ``kimigguf plan`` shows a plan: as JSON, as bars and a ledger, and in words for a colleague."""
 
 import shlex
+from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
@@ -234,6 +235,8 @@ def _beside_line(answer: "Answer") -> str | None:
 
 
 def _placement_line(answer: "Answer") -> str:
+    from kimigguf.memory.model import Part
+
     layout = answer.plan.layout
     if not layout.devices or (all(place.trunk is None for place in layout.layers) and layout.head is None):
         return f"all {len(layout.layers)} layers in RAM"
@@ -244,9 +247,12 @@ def _placement_line(answer: "Answer") -> str:
     for index, name in enumerate(layout.devices):
         run = [number for number, place in enumerate(layout.layers) if place.trunk == index]
         if run:
-            experts = sum(layout.layers[number].experts == index for number in run)
+            held = {weight.layer for weight in answer.target.spec.weights if weight.part is Part.EXPERTS}
+            experts = sum(place.experts == index for number, place in enumerate(layout.layers) if number in held)
             parts.append(f"{name}: layers {run[0]}-{run[-1]}, experts of {experts}")
-    return "; ".join(parts) + (f"; {len(layout.moved)} single expert tensors in RAM" if layout.moved else "")
+    for where, count in sorted(Counter(device for _, device in layout.moved).items(), key=str):
+        parts.append(f"{count} single expert tensor(s) {'in RAM' if where is None else f'on {layout.devices[where]}'}")
+    return "; ".join(parts)
 
 
 def _draw_comparison(console: "Console", comparison: "Comparison") -> None:
