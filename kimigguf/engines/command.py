@@ -118,7 +118,7 @@ def device_names(plan: Plan, engine: FoundEngine) -> tuple[str, ...]:
         raise MachineError(
             f"the plan uses {len(wanted)} accelerator(s), and the engine sees {len(devices)}",
             code="engine-lacks-devices",
-            cause=f"{engine.path} ({engine.version}) offers: {', '.join(engine.backends or ()) or 'nothing'}",
+            cause=f"{engine.title} offers: {', '.join(engine.backends or ()) or 'nothing'}",
             hint="name an engine built for these accelerators with --engine-path, or plan for this engine without them",
         )
     return tuple(devices[position].name for position in wanted)

@@ -343,7 +343,8 @@ def _get(kind: str) -> str:
         case "embedded":
             return f"{sys.executable} -m pip install 'xllamacpp>=2026.10.11549'"
         case "llama-cpp-python":
-            return f"{sys.executable} -m pip install 'llama-cpp-python>=0.3.36' (it compiles for about ten minutes)"
+            wanted = "'llama-cpp-python[server]>=0.3.36'"
+            return f"{sys.executable} -m pip install {wanted} (it compiles for about ten minutes)"
         case _:
             return (
                 f"{sys.executable} -m pip install 'xllamacpp>=2026.10.11549' for the embedded engine, or llama.cpp "
@@ -356,14 +357,14 @@ def _check_need(engine: FoundEngine, need: EngineNeed) -> None:
         # Only a fork reads these files, and forks number and name their builds themselves (b10472-mix-...).
         if need.reason is not None and not (engine.explicit and "mix" in (engine.version or "")):
             raise MachineError(
-                f"no mainline llama.cpp reads this quant, and {engine.path} is one",
+                f"no mainline llama.cpp reads this quant, and {engine.title} is one",
                 code="quant-unsupported",
                 cause=need.reason,
                 hint=need.alternative,
             )
     elif engine.build is not None and engine.build < need.min_build:
         raise MachineError(
-            f"this quant needs llama.cpp build {need.min_build}, and {engine.path} is build {engine.build}",
+            f"this quant needs llama.cpp build {need.min_build}, and {engine.title} is build {engine.build}",
             code="engine-too-old",
             cause=need.reason,
             hint=need.alternative or _WAYS,

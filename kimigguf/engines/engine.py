@@ -44,3 +44,12 @@ class FoundEngine:
     devices: tuple[EngineDevice, ...] | None = None
     chosen_by: str | None = None
     explicit: bool = False
+
+    @property
+    def title(self) -> str:
+        """How the engine is called to people: by its file where it is a program, else by its package."""
+        if self.kind is EngineKind.EMBEDDED:
+            return f"the embedded llama.cpp ({self.version})"
+        if self.kind is EngineKind.LLAMA_CPP_PYTHON:
+            return str(self.version)
+        return f"{self.path} ({self.version})" if self.version else str(self.path)

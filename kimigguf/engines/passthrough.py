@@ -59,8 +59,8 @@ _REASONS: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
 """Flags of llama-server (build 11434) that are refused: by reason, with what to do instead."""
 
 
-def check_extra(extra: Sequence[str], kind: EngineKind) -> tuple[str, ...]:
-    """The arguments, if they may be handed on.
+def check_extra(extra: Sequence[str], kind: EngineKind) -> None:
+    """Refuse arguments that may not be handed on.
 
     Raises:
         UsageError: ``flag-undoes-plan`` with the reason; ``engine-takes-no-arguments`` for an engine without a command
@@ -77,4 +77,3 @@ def check_extra(extra: Sequence[str], kind: EngineKind) -> tuple[str, ...]:
         for reason, (instead, flags) in _REASONS.items():
             if flag in flags:
                 raise UsageError(f"{flag} cannot be handed on", code="flag-undoes-plan", cause=reason, hint=instead)
-    return tuple(extra)

@@ -53,7 +53,7 @@ def check_files(stored: StoredSet) -> Check:
 
 def check_engine(engine: FoundEngine) -> Check:
     state = {True: State.PASSED, False: State.FAILED, None: State.UNKNOWN}[engine.supports_k3]
-    return Check(what="engine", state=state, evidence=f"{engine.path}: {engine.reason}", blocks=state is State.FAILED)
+    return Check(what="engine", state=state, evidence=f"{engine.title}: {engine.reason}", blocks=state is State.FAILED)
 
 
 def check_plan(changed: Sequence[str]) -> Check:

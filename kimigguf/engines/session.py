@@ -155,7 +155,7 @@ def prepare_session(request: Request, environ: Mapping[str, str], listen: Listen
         agent=request.agent,
         plan_file=str(plan_file),
         known_flags=known_flags(engine, environ),
-        extra=check_extra(request.extra, engine.kind),
+        extra=request.extra,
         environ=environ,
     )
     for sentence in _remarks(plan, run):
@@ -279,7 +279,8 @@ def _planned(request: Request, environ: Mapping[str, str], listen: Listener) -> 
     prepare.check_wish(target, request.context_tokens)
     _check_effort(target, request, environ)
     engine = choose(environ, kind=request.engine, engine_path=request.engine_path, need=target.need)
-    listen(Step(text=f"engine: {engine.path} ({engine.version})"))
+    check_extra(request.extra, engine.kind)
+    listen(Step(text=f"engine: {engine.title}"))
     models = models_dir(environ, request.models_dir)
     told = request.models_dir is not None or bool(environ.get("KIMIGGUF_MODELS"))
     may = not request.no_download
@@ -308,7 +309,8 @@ def _replayed(request: Request, environ: Mapping[str, str], listen: Listener) ->
     """
     plan = load_plan(request.plan_path or Path())
     engine = choose(environ, kind=request.engine, engine_path=request.engine_path)
-    listen(Step(text=f"engine: {engine.path} ({engine.version})"))
+    check_extra(request.extra, engine.kind)
+    listen(Step(text=f"engine: {engine.title}"))
     if plan.model.folder is None or not plan.model.files:
         raise UsageError(
             "the plan was made before its files were on this machine",

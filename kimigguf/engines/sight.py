@@ -42,7 +42,7 @@ def unseen(machine: Machine, engine: FoundEngine) -> str | None:
         return None
     backends = ", ".join(engine.backends or ())
     return (
-        f"{engine.path} ({backends}) does not see {missing} of this machine's {len(machine.accelerators or ())} "
+        f"{engine.title}, for {backends}, does not see {missing} of this machine's {len(machine.accelerators or ())} "
         "accelerators; a llama.cpp built for them would: name it with --engine-path"
     )
 

@@ -13,8 +13,8 @@ from kimigguf.errors import UsageError
 @pytest.mark.parametrize(
     "extra", [("--threads", "32"), ("--numa", "distribute"), ("--temp", "0.6"), ("--reasoning-budget", "4096"), ()]
 )
-def test_harmless_arguments_are_handed_on_as_they_are(extra: tuple[str, ...]) -> None:
-    assert check_extra(extra, EngineKind.LLAMA_SERVER) == extra
+def test_harmless_arguments_are_let_through(extra: tuple[str, ...]) -> None:
+    check_extra(extra, EngineKind.LLAMA_SERVER)  # raises nothing
 
 
 @pytest.mark.parametrize(
