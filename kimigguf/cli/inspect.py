@@ -1,6 +1,7 @@
 """``kimigguf inspect``: what this machine has, as one screen, as JSON, as a machine file or as a public report."""
 
 import time
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -43,6 +44,8 @@ class Picture:
 
 def look(app: App, wait_seconds: float = WAIT_SECONDS) -> Picture:
     """Ask hardware, engines and Ollama side by side, each with its own limit of ``wait_seconds``."""
+    import psutil
+
     from kimigguf.engines.cross_check import disagreements
     from kimigguf.engines.discover import discover
     from kimigguf.hardware.detect import NAME, SOURCE, detect
@@ -52,6 +55,7 @@ def look(app: App, wait_seconds: float = WAIT_SECONDS) -> Picture:
     from kimigguf.ollama.server import look as look_at_ollama
 
     started = time.monotonic()
+    before = frozenset(child.pid for child in psutil.Process().children())
     probes: dict[str, Callable[[], Any]] = {
         "machine": lambda: detect(environ=app.environ, limit_seconds=wait_seconds),
         "models folder": lambda: _try_models_folder(app),
@@ -66,6 +70,7 @@ def look(app: App, wait_seconds: float = WAIT_SECONDS) -> Picture:
     if (tried := answers["models folder"].value) is not None:
         machine = with_direct_io(machine, *tried)
     if engines is None:
+        _end_children(but=before)
         engines = unasked_engines(app.environ) or None
     judge: Callable[[Machine], str] | None = answers["verdict"].value
     silent = [f"{name}: {answer.reason}" for name, answer in answers.items() if answer.reason is not None]
@@ -89,6 +94,17 @@ def _try_models_folder(app: App) -> tuple[Path, bool | None]:
     folder = models_dir(app.environ).resolve()
     present = next((above for above in (folder, *folder.parents) if above.is_dir()), folder)
     return present, takes_direct_io(present)
+
+
+def _end_children(*, but: frozenset[int]) -> None:
+    """End what an unanswered probe has started, so that a hung engine does not outlive the command."""
+    import psutil
+
+    for child in psutil.Process().children():
+        with suppress(psutil.Error):  # it has ended meanwhile
+            if child.pid not in but:
+                for process in (*child.children(recursive=True), child):
+                    process.kill()
 
 
 def unasked_engines(environ: "Mapping[str, str]") -> "tuple[FoundEngine, ...]":

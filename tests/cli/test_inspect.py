@@ -1,5 +1,6 @@
 """``kimigguf inspect``, as a user meets it."""
 
+import contextlib
 import json
 import re
 import subprocess
@@ -8,6 +9,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 from hardware.captures import HANG, Loader, load
 from hardware.nvml_stand_in import NvmlStandIn
@@ -197,7 +199,7 @@ def test_the_disk_of_the_models_folder_says_whether_it_takes_o_direct(tmp_path: 
 
 def test_the_command_ends_although_the_driver_and_the_engine_hang(tmp_path: Path) -> None:
     engine = tmp_path / "llama-server"
-    engine.write_text("#!/bin/sh\nexec sleep 20\n")
+    engine.write_text(f"#!/bin/sh\necho $$ > {tmp_path}/pid\nexec sleep 20\n")
     engine.chmod(0o755)
     argv = [sys.executable, "-c", _HUNG, f"{tmp_path}:/usr/bin:/bin"]
     started = time.monotonic()
@@ -207,6 +209,9 @@ def test_the_command_ends_although_the_driver_and_the_engine_hang(tmp_path: Path
     assert data["machine"]["ram"]["total_bytes"]
     assert "accelerators.nvidia" in [one["what"] for one in data["machine"]["unknown"]]
     assert data["engines"][0]["reason"] == "it did not answer in time"
+    with contextlib.suppress(psutil.NoSuchProcess):
+        left = psutil.Process(int((tmp_path / "pid").read_text()))
+        assert left.status() == psutil.STATUS_ZOMBIE, "the hung engine is ended with the command"
 
 
 def test_measured_rates_are_saved_with_their_date_and_a_failure_is_a_note(
