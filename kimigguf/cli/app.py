@@ -10,7 +10,7 @@ from typing import Any, Final, NoReturn
 import click
 
 from kimigguf import __version__
-from kimigguf.cli.show import Show
+from kimigguf.cli.show import Show, drop_stdout
 from kimigguf.errors import ExitCode, KimiggufError
 
 _COMMANDS: Final[Mapping[str, str]] = {
@@ -112,7 +112,7 @@ def _ended_by(error: BaseException, show: Show) -> int:
             error.show()
             return ExitCode.USAGE
         case BrokenPipeError():  # the reader of our output has gone (`| head`); that is its right
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            drop_stdout()
             return ExitCode.DONE
         case SystemExit():
             raise error

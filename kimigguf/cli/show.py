@@ -1,5 +1,6 @@
 """The one place that writes: answers to stdout (for people, as JSON, or quiet), everything else to stderr."""
 
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import click
 
 from kimigguf import __version__
-from kimigguf.errors import KimiggufError
+from kimigguf.errors import KimiggufError, MachineError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -59,13 +60,20 @@ class Show:
         """Show an answer: ``data`` (with its ``schema``) as JSON, or ``human`` drawn for a person."""
         if not str(data.get("schema", "")).startswith("kimigguf."):
             raise ValueError("every JSON answer carries its schema")
-        if self.mode is Mode.JSON:
-            import json
+        try:
+            if self.mode is Mode.JSON:
+                import json
 
-            sys.stdout.write(json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
-            sys.stdout.flush()
-        elif self.mode is Mode.HUMAN:
-            human(self.out)
+                sys.stdout.write(json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+                sys.stdout.flush()
+            elif self.mode is Mode.HUMAN:
+                human(self.out)
+                sys.stdout.flush()
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            drop_stdout()
+            raise MachineError("cannot write the answer", code="cannot-write", cause=error.strerror) from error
 
     def note(self, text: str) -> None:
         """One line on stderr, unless quiet."""
@@ -115,6 +123,11 @@ class Show:
                 yield listener
         else:
             yield _Lines()
+
+
+def drop_stdout() -> None:
+    """Let what is still buffered for a closed or full stdout go nowhere, or the interpreter trips over it at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _write_ndjson(event: "Event") -> None:

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import click
 import pytest
@@ -104,6 +105,16 @@ def test_a_closed_pipe_is_no_failure() -> None:
     )
     done = subprocess.run(["bash", "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
+@pytest.mark.parametrize("mode", ["--json", "-v"])
+def test_a_full_stdout_is_told_and_is_no_bug(mode: str) -> None:
+    code = f"{sys.executable} -m kimigguf recommend --machine epyc-768g-rtx-pro-6000 {mode} > /dev/full"
+    done = subprocess.run(["bash", "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == ExitCode.MACHINE
+    assert "cannot write the answer" in done.stderr or "cannot-write" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_messages_are_never_read_as_markup(capsys: pytest.CaptureFixture[str]) -> None:
