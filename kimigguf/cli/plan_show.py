@@ -311,5 +311,7 @@ def _draw_command(console: "Console", command: "Command") -> None:
         lines[-1].append(shlex.quote(word))
     text = " \\\n  ".join(" ".join(line) for line in lines)
     console.print(text, markup=False, soft_wrap=True)
+    if "--plan" in command.argv:
+        console.print("plan.json is this plan as --json prints it; kimigguf serve --plan plan.json does the rest")
     for name in command.left_out:
         console.print(f"note: left out, because this engine does not know it: {name}", style="yellow", markup=False)
