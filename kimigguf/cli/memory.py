@@ -71,7 +71,8 @@ def command(
     with app.show.progress() as listen:
         target = resolve(app, model, models_dir=models_dir, ask_hub=ask_hub, listen=listen)
     devices, free = (gpus, ()) if gpus is not None else _devices(app, machine)
-    parsed = parse(flags, target.spec, devices=devices, weights=free)
+    # Unnamed GPUs are counted as the engine's report counts its RPC stand-ins; a machine's own also take over work.
+    parsed = parse(flags, target.spec, devices=devices, weights=free, takes_over=gpus is None)
     settings = replace(parsed.settings, projector_bytes=_projector_bytes(parsed.projector))
     counted = ledger(target.spec, settings, parsed.layout)
     app.show.answer(_record(target, parsed, counted), lambda console: _draw(console, target, parsed, counted))
@@ -125,6 +126,7 @@ def _record(target: "Target", parsed: "Parsed", counted: "Ledger") -> dict[str, 
             "ubatch_tokens": settings.ubatch_tokens,
             "kv_type": str(settings.kv_type),
             "flash_attention": settings.flash_attention,
+            "offload_operations": settings.offload_operations,
         },
         "devices": [
             {

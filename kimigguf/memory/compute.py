@@ -1,5 +1,6 @@
 """The compute buffers of a run, by working through the engine's own scheduling and allocation of K3's graph."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
 from typing import TypeAlias
@@ -25,6 +26,8 @@ def compute_bytes(spec: ModelSpec, settings: Settings, layout: Layout) -> Buffer
     """
     if spec.architecture != ARCHITECTURE:
         return None
+    if settings.offload_operations:
+        return _counted(_sizes(spec), _deciding(settings), layout, {w.name: w.size_bytes for w in spec.weights})
     return _k3(_sizes(spec), _deciding(settings), layout)
 
 
@@ -49,6 +52,10 @@ def _deciding(settings: Settings) -> Settings:
 
 @lru_cache(maxsize=256)
 def _k3(sizes: k3_graph.Sizes, settings: Settings, layout: Layout) -> Buffers:
+    return _counted(sizes, settings, layout, {})
+
+
+def _counted(sizes: k3_graph.Sizes, settings: Settings, layout: Layout, weight_bytes: Mapping[str, int]) -> Buffers:
     program = k3_graph.build(sizes, settings)
     graph = program.graph
     moved = dict(layout.moved)
@@ -59,7 +66,11 @@ def _k3(sizes: k3_graph.Sizes, settings: Settings, layout: Layout) -> Buffers:
         return layout.layers[graph.cache[tensor]].trunk if settings.kv_offload else HOST
 
     return scheduler.compute_bytes(
-        program, devices=len(layout.devices), where=where, pipelined=is_pipelined(settings, layout)
+        program,
+        devices=len(layout.devices),
+        where=where,
+        pipelined=is_pipelined(settings, layout),
+        offloaded_bytes=(lambda weight: weight_bytes[graph.weight[weight]]) if weight_bytes else None,
     )
 
 

@@ -61,6 +61,7 @@ class _Given:
     cache_mib: int = 8192
     unified: bool | None = None
     per_slot: int = 0
+    op_offload: bool = True
     fit: bool = True
     projector: str | None = None
 
@@ -121,6 +122,8 @@ _SWITCHES: Final[Mapping[str, tuple[str, bool | None]]] = {
     **dict.fromkeys(("-nkvo", "--no-kv-offload"), ("kv_offload", False)),
     "--repack": ("repack", True),
     **dict.fromkeys(("-nr", "--no-repack"), ("repack", False)),
+    "--op-offload": ("op_offload", True),
+    "--no-op-offload": ("op_offload", False),
     **dict.fromkeys(("-kvu", "--kv-unified"), ("unified", True)),
     **dict.fromkeys(("-no-kvu", "--no-kv-unified"), ("unified", False)),
     **dict.fromkeys(("--no-mmproj", "--no-mmproj-auto"), ("projector", None)),
@@ -131,7 +134,7 @@ _BARE: Final = frozenset(
     --warmup --no-warmup --mlock --mmap --no-mmap -v --verbose --log-verbose --log-disable --offline --embedding
     --embeddings --rerank --reranking --cache-prompt --no-cache-prompt --context-shift --no-context-shift --perf
     --no-perf -e --escape --no-escape --swa-full --no-host --check-tensors --ignore-eos -bs --backend-sampling
-    -sp --special --spm-infill --op-offload --no-op-offload --cache-idle-slots --no-cache-idle-slots
+    -sp --special --spm-infill --cache-idle-slots --no-cache-idle-slots
     --mmproj-auto --mmproj-offload --no-mmproj-offload --reuse-port --ui --webui --no-ui --no-webui
     --models-autoload --no-models-autoload --reasoning-preserve --no-reasoning-preserve --skip-chat-parsing
     --no-skip-chat-parsing --prefill-assistant --no-prefill-assistant --log-prefix --no-log-prefix
@@ -141,10 +144,19 @@ _BARE: Final = frozenset(
 """Flags without a value that say nothing about memory here; any other unknown flag takes the word behind it."""
 
 
-def parse(argv: Sequence[str], spec: ModelSpec, *, devices: int = 0, weights: Sequence[int] = ()) -> Parsed:
+def parse(
+    argv: Sequence[str],
+    spec: ModelSpec,
+    *,
+    devices: int = 0,
+    weights: Sequence[int] = (),
+    takes_over: bool = False,
+) -> Parsed:
     """What ``argv`` (llama-server's flags, without the program) asks for on a host with so many devices.
 
     ``weights`` are the devices' free bytes, by which layers are split where ``-ts`` does not say; equal if not given.
+    ``takes_over`` says that the first device runs large batches of what lies on the host, as GPUs do and RPC servers do
+    not.
 
     Raises:
         UsageError: ``bad-flag`` for a value that llama-server refuses too, ``unsupported-flag`` for a split that is
@@ -158,6 +170,8 @@ def parse(argv: Sequence[str], spec: ModelSpec, *, devices: int = 0, weights: Se
         settings = replace(settings, flash_attention=False)
         notes.append("-fa auto ends up off here: attention would not run on its layer's device")
     _check_cache(settings)
+    if takes_over and given.op_offload and layout.devices:
+        settings = replace(settings, offload_operations=True)
     if given.fit and devices:
         notes.append(
             "without -fit off llama-server may change what the command line leaves open; this is the line as it stands"

@@ -207,6 +207,11 @@ def _token_bytes(layer: Layer, settings: Settings) -> int | None:
 
 def _compute(spec: ModelSpec, settings: Settings, layout: Layout) -> Iterator[Row]:
     sizes = compute_bytes(spec, settings, layout)
+    first = (
+        "with a copy of each host weight in turn, for large batches; --no-op-offload does without"
+        if settings.offload_operations
+        else None
+    )
     for index, device in enumerate((*range(len(layout.devices)), HOST)):
         yield Row(
             component=Component.COMPUTE,
@@ -214,8 +219,9 @@ def _compute(spec: ModelSpec, settings: Settings, layout: Layout) -> Iterator[Ro
             size_bytes=None if sizes is None else sizes[index],
             source=spec.source,
             column=Column.COMPUTE,
-            note=f"the graph of {spec.architecture!r} is not known here" if sizes is None else None,
+            note=f"the graph of {spec.architecture!r} is not known here" if sizes is None else first,
         )
+        first = None
 
 
 def _beside(spec: ModelSpec, settings: Settings, layout: Layout) -> Iterator[Row]:

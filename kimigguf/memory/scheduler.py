@@ -6,6 +6,9 @@ first needs it. With pipelining every copy and every input exists four times and
 
 llama.cpp also pins a few nodes (norms, and attention without cache offload), but forgets the pins before it reserves
 memory, so they are left out here.
+
+A GPU's backend (not an RPC server's) offers to run operations on large batches although their weights lie on the host:
+the first device then gets them, and a copy of each weight in turn.
 """
 
 from collections.abc import Callable
@@ -19,17 +22,29 @@ from kimigguf.memory.program import Program, Step
 PIPELINE_COPIES: Final = 4
 """``GGML_SCHED_MAX_COPIES``."""
 _NOWHERE: Final = -1
+_OFFLOAD_TOKENS: Final = 32
+"""The smallest batch that CUDA's backend takes over (``GGML_OP_OFFLOAD_MIN_BATCH``)."""
 
 
 def compute_bytes(
-    program: Program, *, devices: int, where: Callable[[Id], int | None], pipelined: bool
+    program: Program,
+    *,
+    devices: int,
+    where: Callable[[Id], int | None],
+    pipelined: bool,
+    offloaded_bytes: Callable[[Id], int] | None = None,
 ) -> tuple[int, ...]:
     """Bytes of the compute buffer of each device and, last, of the host.
 
-    ``where`` gives the device of a tensor that has memory (weights, caches), None for the host's.
+    ``where`` gives the device of a tensor that has memory (weights, caches), None for the host's. With
+    ``offloaded_bytes``, which gives the size of a weight, the first device takes over operations on large batches.
     """
-    split = _Split(program, _backends(program, devices, where))
-    return _Allocation(program, split, devices, PIPELINE_COPIES if pipelined else 1).peaks()
+    backend = _backends(program, devices, where)
+    taken = _take_over(program, backend, devices) if offloaded_bytes is not None and devices else frozenset()
+    _spread(program, backend, devices)
+    split = _Split(program, backend, taken)
+    copies = PIPELINE_COPIES if pipelined else 1
+    return _Allocation(program, split, devices, copies, offloaded_bytes or program.size).peaks()
 
 
 def _backends(program: Program, host: int, where: Callable[[Id], int | None]) -> list[int]:
@@ -40,9 +55,38 @@ def _backends(program: Program, host: int, where: Callable[[Id], int | None]) ->
     for tensor in (*graph.weight, *graph.cache):
         device = where(tensor)
         held[tensor] = host if device is None else device
-    backend = [held[anchor] for anchor in program.anchor]
+    return [held[anchor] for anchor in program.anchor]
+
+
+def _take_over(program: Program, backend: list[int], host: int) -> frozenset[Id]:
+    """Give the first device the nodes that it takes from the host, and say which."""
+    graph, taken = program.graph, set()
+    for step in program.steps:
+        node, weight = step.node, program.anchor[step.node]
+        if weight in graph.weight and backend[node] == host and _batch(program, node) >= _OFFLOAD_TOKENS:
+            backend[node] = 0
+            taken.add(node)
+    return frozenset(taken)
+
+
+def _batch(program: Program, node: Id) -> int:
+    """The batch size of an operation as CUDA's backend counts it (``get_op_batch_size``)."""
+    _, rows, second, third = program.graph.shape[node]
+    match program.graph.operation[node]:
+        case "get_rows":
+            return 0
+        case "mul_mat":
+            return rows
+        case "mul_mat_id":
+            return second
+        case _:
+            return rows * second * third
+
+
+def _spread(program: Program, backend: list[int], host: int) -> None:
+    """Nodes that nothing ties down follow their neighbours."""
     nodes = [step.node for step in program.steps]
-    # Nodes that nothing ties down follow their neighbours: first those of devices spread, then those of the host.
+    # First those of devices spread, then those of the host.
     for stop_at_host in (True, False):
         for walk in (nodes, nodes[::-1]):
             current = _NOWHERE
@@ -52,7 +96,6 @@ def _backends(program: Program, host: int, where: Callable[[Id], int | None]) ->
                     current = _NOWHERE if stop_at_host and place == host else place
                 elif current != _NOWHERE:
                     backend[node] = current
-    return backend
 
 
 @dataclass(slots=True)
@@ -68,7 +111,7 @@ class _Run:
 class _Split:
     """The program cut into runs. Copies are tensors of their own, numbered after the graph's."""
 
-    def __init__(self, program: Program, backend: list[int]) -> None:
+    def __init__(self, program: Program, backend: list[int], taken: frozenset[Id]) -> None:
         self.runs: list[_Run] = []
         self.last: list[Step | tuple[int, Id] | None] = [None] * len(program.root)
         """The last user of each tensor: a step, or the copy of it (or of a view of it) into a run."""
@@ -80,7 +123,10 @@ class _Split:
         steps: list[Step] = []
         for given in program.steps:
             step, place = given, backend[given.node]
-            if place != current:
+            if given.node in taken:
+                step = _with_weights(program, given)
+            # A weight that is copied begins a new run, so that the room of the one before it is free again.
+            if place != current or (given.node in taken and self.runs[-1].copies):
                 current = place
                 self.runs.append(_Run(backend=current))
                 steps = self.runs[-1].steps
@@ -115,11 +161,20 @@ class _Split:
         return Step(step.node, tuple(uses), tuple(roots), step.size, overwrites)
 
 
+def _with_weights(program: Program, step: Step) -> Step:
+    """The step with its weights among its sources, since they will have to come to it."""
+    sources = program.graph.sources[step.node]
+    return Step(step.node, sources, tuple(program.root[source] for source in sources), step.size, step.overwrites)
+
+
 class _Allocation:
     """Gives every tensor its place in the order of the runs, and takes it back after its last user."""
 
-    def __init__(self, program: Program, split: _Split, host: int, copies: int) -> None:
+    def __init__(
+        self, program: Program, split: _Split, host: int, copies: int, weight_bytes: Callable[[Id], int]
+    ) -> None:
         self.program = program
+        self.weight_bytes = weight_bytes
         self.split = split
         self.host = host
         self.copies = copies
@@ -156,7 +211,8 @@ class _Allocation:
             if self.split.last[root] == (number, copy):
                 self._give(root)
             if self.copies == 1:
-                size = self.program.size(source)
+                weight = root in self.program.graph.weight
+                size = self.weight_bytes(root) if weight else self.program.size(source)
                 self.place[copy] = buffer, buffer.take(size), size
 
     def _run(self, run: _Run) -> None:

@@ -44,7 +44,8 @@ class Settings:
     ``context_tokens`` is the whole context, shared by ``slots`` sequences. ``repack`` lets the engine copy CPU experts
     into its own layout (anonymous memory, no paging from disk). ``checkpoints`` is context checkpoints per slot.
     ``unified_cache`` lets every slot use the whole context; otherwise each has an equal share. ``projector_bytes`` is
-    the size of the vision projector's file, 0 for none.
+    the size of the vision projector's file, 0 for none. ``offload_operations`` is for real GPUs: the first one runs
+    large batches of what has its weights on the host, and needs room for a copy of each in turn (RPC servers do not).
     """
 
     context_tokens: int = 32768
@@ -60,6 +61,7 @@ class Settings:
     kv_offload: bool = True
     unified_cache: bool = False
     projector_bytes: int = 0
+    offload_operations: bool = False
 
     @property
     def streams(self) -> int:

@@ -156,6 +156,16 @@ def test_attention_that_would_leave_its_layer_turns_automatic_flash_attention_of
         read("-nkvo -ot attn_v_b=CPU -ctk q8_0 -ctv q8_0")
 
 
+def test_a_real_gpu_takes_over_large_batches_unless_told_not_to() -> None:
+    def taken(line: str, *, devices: int = 1) -> bool:
+        return parse(line.split(), SPEC, devices=devices, takes_over=True).settings.offload_operations
+
+    assert taken("-cmoe")
+    assert not taken("-cmoe --no-op-offload")
+    assert not taken("-cmoe", devices=0)
+    assert not read("-cmoe").settings.offload_operations
+
+
 def test_flags_without_a_say_in_memory_are_listed_with_their_values() -> None:
     parsed = read("--host 0.0.0.0 --jinja --temp -0.5 -m x.gguf --metrics -v --unheard-of thing -c 512")
     assert parsed.ignored == (

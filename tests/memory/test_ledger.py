@@ -81,6 +81,20 @@ def test_pipelining_multiplies_the_mask_on_every_device_and_overrides_stop_it() 
     assert all(more - less >= 3 * mask for more, less in zip(piped, single, strict=True))
 
 
+def test_a_gpu_that_takes_over_work_needs_room_for_the_experts_it_is_lent() -> None:
+    layout = on_gpus(50, 43)
+    asked = Settings(context_tokens=32_768)
+    plain, lent = (compute_bytes(SPEC, replace(asked, offload_operations=on), layout) for on in (False, True))
+    assert plain is not None
+    assert lent is not None
+    expert = max(weight.size_bytes for weight in SPEC.weights if "_exps." in weight.name)
+    assert lent[0] - plain[0] >= expert  # the first GPU holds a copy, the others none
+    assert lent[1] <= plain[1]
+    assert lent[2] <= plain[2]
+    few = replace(asked, ubatch_tokens=16)  # small batches stay where their weights are
+    assert compute_bytes(SPEC, replace(few, offload_operations=True), layout) == compute_bytes(SPEC, few, layout)
+
+
 def test_the_defaults_of_a_server_hide_63_gib_of_host_memory() -> None:
     counted = ledger(SPEC, Settings(slots=4, checkpoints=32, prompt_cache_bytes=8 * GIB), ON_HOST)
     beside = counted.total_bytes(HOST, column=Column.BESIDE)
