@@ -58,6 +58,11 @@ class _Handler(BaseHTTPRequestHandler):
         pass
 
     def do_GET(self) -> None:
+        if self.path == "/props":
+            self._send(
+                200, json.dumps({"default_generation_settings": {"n_ctx": 4096}, "chat_template": "{{ x }}"}).encode()
+            )
+            return
         if self.path != "/v1/models" or not self.endpoint.lists_models:
             self._error(Refuse(status=404, message="not here"))
             return

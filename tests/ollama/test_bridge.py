@@ -1,0 +1,203 @@
+"""The bridge under the real `ollama` client: in front of a stand-in engine, and of a real one with the tiny K3."""
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny_k3
+import uvicorn
+from fakes.openai_endpoint import Endpoint, Refuse, Say, serve
+from fakes.processes import free_port
+from fakes.served import plan_for, served, small_model
+from ollama import Client, ResponseError
+
+from kimigguf.ollama.bridge import Bridge
+
+ASKED = [{"town": "Oslo"}, {"town": "Bergen"}]
+HELLO = [{"role": "user", "content": "Hello"}]
+
+
+@contextmanager
+def bridged(upstream: str) -> Iterator[Client]:
+    """The real client of a bridge in front of ``upstream``."""
+    port = free_port()
+    config = uvicorn.Config(Bridge(upstream).app(), host="127.0.0.1", port=port, log_level="error")
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    try:
+        while not server.started:
+            time.sleep(0.01)
+        with Client(host=f"http://127.0.0.1:{port}", timeout=60) as client:
+            yield client
+    finally:
+        server.should_exit = True
+        thread.join()
+
+
+@contextmanager
+def both(answer: Callable[[dict[str, Any], int], Say | Refuse]) -> Iterator[tuple[Client, Endpoint]]:
+    with serve(answer, models=("kimi-k3",)) as engine, bridged(engine.url) as client:
+        yield client, engine
+
+
+def test_a_chat_streams_thinking_and_content_and_ends_with_its_counts() -> None:
+    with both(lambda _body, _n: Say(thinking="let me greet", content="Hello there.")) as (client, engine):
+        parts = list(
+            client.chat("kimi-k3", HELLO, stream=True, think=True, options={"temperature": 0.5, "num_ctx": 99})
+        )
+        sent = engine.bodies[0]
+    assert "".join(part.message.thinking or "" for part in parts) == "let me greet"
+    assert "".join(part.message.content or "" for part in parts) == "Hello there."
+    last = parts[-1]
+    assert (last.done, last.done_reason, last.prompt_eval_count, last.eval_count) == (True, "stop", 11, 5)
+    assert (last.eval_duration or 0) > 0
+    assert (sent["temperature"], sent["chat_template_kwargs"], "num_ctx" in sent) == (0.5, {"thinking": True}, False)
+
+
+def test_a_chat_can_be_had_whole_and_by_its_name_with_the_tag() -> None:
+    with both(lambda _body, _n: Say(thinking="hm", content="Hello there.", finish_reason="length")) as (client, _):
+        reply = client.chat("kimi-k3:latest", HELLO)
+    assert (reply.message.content, reply.message.thinking, reply.done_reason) == ("Hello there.", "hm", "length")
+
+
+def test_tools_go_there_and_calls_come_back_and_their_answers_find_them() -> None:
+    def answer(body: dict[str, Any], number: int) -> Say:
+        if number:
+            return Say(content="Rain.")
+        return Say(
+            calls=(("weather", '{"town": "Oslo"}'), ("weather", '{"town": "Bergen"}')), finish_reason="tool_calls"
+        )
+
+    def weather(town: str) -> str:
+        """The weather.
+
+        Args:
+            town: Where.
+        """
+        return town
+
+    with both(answer) as (client, engine):
+        first = client.chat("kimi-k3", HELLO, tools=[weather])
+        assert first.message.tool_calls is not None
+        assert [dict(call.function.arguments) for call in first.message.tool_calls] == [
+            {"town": "Oslo"},
+            {"town": "Bergen"},
+        ]
+        results = [{"role": "tool", "tool_name": "weather", "content": text} for text in ("wet", "wetter")]
+        assert client.chat("kimi-k3", [*HELLO, first.message, *results]).message.content == "Rain."
+        assert engine.bodies[0]["tools"][0]["function"]["name"] == "weather"
+        sent = engine.bodies[1]["messages"]
+    assert [call["id"] for call in sent[1]["tool_calls"]] == ["call_0", "call_1"]
+    assert [message.get("tool_call_id") for message in sent[2:]] == ["call_0", "call_1"]
+
+
+def test_thinking_goes_back_as_reasoning() -> None:
+    with both(lambda _body, _n: Say(content="Hi.")) as (client, engine):
+        before = {"role": "assistant", "content": "Hello.", "thinking": "greet"}
+        client.chat("kimi-k3", [*HELLO, before, {"role": "user", "content": "Again"}])
+        assert engine.bodies[0]["messages"][1] == {
+            "role": "assistant",
+            "content": "Hello.",
+            "reasoning_content": "greet",
+        }
+
+
+def test_generate_streams_and_keeps_to_a_format() -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    with both(lambda _body, _n: Say(content='{"a": 1}')) as (client, engine):
+        parts = list(client.generate("kimi-k3", "Give a.", system="Be brief.", format=schema, stream=True))
+        assert "".join(part.response or "" for part in parts) == '{"a": 1}'
+        assert client.generate("kimi-k3", "Give a.", format="json", think="low").response == '{"a": 1}'
+        first, second = engine.bodies
+    assert first["messages"][0] == {"role": "system", "content": "Be brief."}
+    assert first["response_format"]["json_schema"]["schema"] == schema
+    assert second["response_format"] == {"type": "json_object"}
+    assert second["chat_template_kwargs"] == {"thinking_effort": "low", "reasoning_effort": "low"}
+
+
+def test_the_model_is_listed_shown_and_running() -> None:
+    with both(lambda _body, _n: Say(content="Hi.")) as (client, _):
+        assert [model.model for model in client.list().models] == ["kimi-k3:latest"]
+        shown = client.show("kimi-k3")
+        assert shown.capabilities == ["completion", "tools", "thinking"]
+        assert shown.template == "{{ x }}"
+        assert client.ps().models[0].context_length == 4096
+        assert client.chat("kimi-k3", []).done_reason == "load"
+        assert client.generate("kimi-k3").done_reason == "load"
+
+
+@pytest.mark.parametrize(
+    ("call", "status"),
+    [
+        (lambda client: client.chat("llama", HELLO), 404),
+        (lambda client: client.generate("kimi-k3", "x", raw=True), 400),
+        (lambda client: client.chat("kimi-k3", [{"role": "user", "content": "x", "images": [b"abc"]}]), 400),
+        (lambda client: client.delete("kimi-k3"), 501),
+        (lambda client: client.copy("kimi-k3", "x"), 501),
+        (lambda client: client.pull("kimi-k3"), 501),
+        (lambda client: client.embed("kimi-k3", "x"), 501),
+    ],
+    ids=["unknown", "raw", "images", "delete", "copy", "pull", "embed"],
+)
+def test_what_cannot_be_done_is_refused_with_a_status(call: Callable[[Client], object], status: int) -> None:
+    refuse = Refuse(status=501, message="no embeddings")
+    with both(lambda _body, _n: refuse) as (client, _), pytest.raises(ResponseError) as error:
+        call(client)
+    assert error.value.status_code == status
+
+
+def test_the_engines_own_errors_keep_status_and_words() -> None:
+    with both(lambda _body, _n: Refuse(status=503, message="Loading model")) as (client, _):
+        with pytest.raises(ResponseError, match="Loading model") as error:
+            client.chat("kimi-k3", HELLO)
+        assert error.value.status_code == 503
+        with pytest.raises(ResponseError, match="Loading model"):
+            list(client.chat("kimi-k3", HELLO, stream=True))
+
+
+def test_an_answer_that_breaks_off_is_an_error_and_no_end() -> None:
+    with both(lambda _body, _n: Say(content="It is", cut=True)) as (client, _):
+        with pytest.raises(ResponseError, match="broke off"):
+            client.chat("kimi-k3", HELLO)
+        with pytest.raises(ResponseError, match="broke off"):
+            list(client.chat("kimi-k3", HELLO, stream=True))
+
+
+def test_an_engine_that_is_not_there_is_502() -> None:
+    with bridged("http://127.0.0.1:9") as client, pytest.raises(ResponseError) as error:
+        client.list()
+    assert error.value.status_code == 502
+
+
+@pytest.mark.engine
+def test_a_real_k3_answers_ollamas_client_twice(tiny: Callable[[str], Path], tmp_path: Path) -> None:
+    plan = plan_for(sorted(tiny("UD-IQ1_M").glob("*.gguf")), "kimi-k3", tiny_k3.LAYERS)
+    options = {"num_predict": 8}
+    with served(plan, tmp_path / "engine") as url, bridged(url) as client:
+        assert [model.model for model in client.list().models] == ["kimi-k3:latest"]
+        assert client.show("kimi-k3").template
+        assert client.ps().models[0].context_length == 2048
+        first = client.chat("kimi-k3", HELLO, options=options)
+        assert first.message.thinking
+        assert (first.done_reason, first.eval_count) == ("length", 8)
+        parts = list(client.chat("kimi-k3", [*HELLO, first.message, *HELLO], stream=True, options=options))
+        assert "".join(part.message.thinking or "" for part in parts)
+        assert client.generate("kimi-k3", "Hello", options=options).eval_count == 8
+
+
+@pytest.mark.engine
+def test_a_small_model_that_talks_keeps_to_a_schema_through_the_bridge(tmp_path: Path) -> None:
+    schema = {"type": "object", "required": ["capital"], "properties": {"capital": {"type": "string", "maxLength": 12}}}
+    with served(plan_for(small_model(), "llama", 30), tmp_path / "engine") as url, bridged(url) as client:
+        name = client.list().models[0].model or ""
+        question = [{"role": "user", "content": "What is the capital of France? Answer as JSON."}]
+        reply = client.chat(name, question, format=schema, options={"num_predict": 40, "temperature": 0})
+        assert json.loads(reply.message.content or "").keys() == {"capital"}
+        streamed = client.chat(name, question, stream=True, options={"num_predict": 12, "temperature": 0})
+        assert "".join(part.message.content or "" for part in streamed)
