@@ -17,6 +17,10 @@ from kimigguf.units import storage
 _K3: Final = "kimi-k3"
 _NAME: Final = re.compile(r"(?:[A-Za-z0-9][\w.-]{0,79}/){0,2}[A-Za-z0-9_][\w.-]{0,79}(?::[A-Za-z0-9_][\w.-]{0,79})?")
 _SPLIT: Final = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
+_BRIDGE: Final = (
+    "Ollama's clients reach that through: pip install starlette uvicorn &&"
+    " python -m kimigguf.ollama.bridge --upstream http://127.0.0.1:8080"
+)
 _UPGRADE: Final = "curl -fsSL https://ollama.com/install.sh | sh"
 
 
@@ -208,7 +212,7 @@ def _disk(facts: Facts) -> Iterator[Check]:
     if folder.free_bytes >= peak:
         yield passed("space", text)
         return
-    ways = [f"it costs no disk to run it without Ollama: kimigguf serve {facts.source.label}"]
+    ways = [f"it costs no disk to run it without Ollama: kimigguf serve {facts.source.label}", _BRIDGE]
     if need.way is Way.MERGE:
         less = storage(need.send_bytes) if need.send_bytes else "nothing"
         ways.insert(0, f"Ollama {KEEPS_SHARDS_TEXT} or later needs {less} more ({_UPGRADE})")
