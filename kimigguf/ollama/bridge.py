@@ -7,21 +7,26 @@ translation: the engine schedules, and models cannot be pulled, made or removed 
 import argparse
 import json
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 import httpx
 from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from kimigguf.ollama.translate import Answer, Json, Untranslatable, chat_request, generate_request, whole
 
 VERSION: Final = "0.35.0"
 """The Ollama whose API this follows; clients ask for it to know what they may use."""
 _CAPABILITIES: Final = ["completion", "tools", "thinking"]
+_LOOPBACK: Final = ("127.0.0.1", "localhost", "::1")
 _NOT_HERE: Final = ("pull", "push", "create", "copy", "delete", "blobs/{digest}")
 KEY_VARIABLE: Final = "KIMIGGUF_API_KEY"
 
@@ -33,6 +38,21 @@ class _Refused(Exception):  # noqa: N818 -- an HTTP answer
         self.text = text
 
 
+class _OwnPagesOnly:
+    """Turns away web pages from elsewhere that a browser on this machine has open, as Ollama itself does."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            origin = urlsplit(Request(scope).headers.get("origin", ""))
+            if origin.scheme in {"http", "https"} and origin.hostname not in _LOOPBACK:
+                await PlainTextResponse("forbidden", status_code=403)(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+
 class Bridge:
     """The translation in front of one engine. ``key`` is sent to the engine, where it asks for one."""
 
@@ -42,8 +62,8 @@ class Bridge:
         timeout = httpx.Timeout(30.0, read=None)
         self._client = httpx.AsyncClient(base_url=upstream, headers=headers, timeout=timeout, trust_env=False)
 
-    def app(self) -> Starlette:
-        """The ASGI application."""
+    def app(self, hosts: Sequence[str] = _LOOPBACK) -> Starlette:
+        """The ASGI application; ``hosts`` are the names it may be called by (a foreign name is a rebound one)."""
 
         @asynccontextmanager
         async def lifespan(_app: Starlette) -> AsyncIterator[None]:
@@ -62,7 +82,9 @@ class Bridge:
         ]
         routes = [Route(path, answer, methods=[method]) for path, method, answer in answers]
         routes += [Route(f"/api/{path}", self._not_here, methods=["POST", "DELETE", "HEAD"]) for path in _NOT_HERE]
-        return Starlette(routes=routes, lifespan=lifespan, exception_handlers={_Refused: _refused})
+        middleware = [Middleware(TrustedHostMiddleware, allowed_hosts=list(hosts)), Middleware(_OwnPagesOnly)]
+        handlers = {_Refused: _refused}
+        return Starlette(routes=routes, lifespan=lifespan, exception_handlers=handlers, middleware=middleware)
 
     async def _root(self, _request: Request) -> Response:
         return PlainTextResponse("Ollama is running")
@@ -236,7 +258,8 @@ def main() -> None:
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")
     parser.add_argument("--port", type=int, default=11434, help="port to listen on (default: Ollama's, 11434)")
     chosen = parser.parse_args()
-    app = Bridge(chosen.upstream, os.environ.get(KEY_VARIABLE)).app()
+    hosts = _LOOPBACK if chosen.host in _LOOPBACK else ("*",)  # whoever opens it to a network names it as they like
+    app = Bridge(chosen.upstream, os.environ.get(KEY_VARIABLE)).app(hosts)
     uvicorn.run(app, host=chosen.host, port=chosen.port, log_level="warning")
 
 

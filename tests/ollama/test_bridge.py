@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import tiny_k3
 import uvicorn
@@ -173,6 +174,22 @@ def test_an_engine_that_is_not_there_is_502() -> None:
     with bridged("http://127.0.0.1:9") as client, pytest.raises(ResponseError) as error:
         client.list()
     assert error.value.status_code == 502
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({}, 200),
+        ({"Origin": "http://localhost:3000"}, 200),
+        ({"Origin": "vscode-webview://abc"}, 200),
+        ({"Origin": "https://evil.example"}, 403),
+        ({"Host": "evil.example"}, 400),
+    ],
+)
+def test_web_pages_from_elsewhere_are_turned_away(headers: dict[str, str], status: int) -> None:
+    with both(lambda _body, _n: Say(content="Hi.")) as (client, _):
+        url = str(client._client.base_url)
+        assert httpx.get(f"{url}/api/version", headers=headers).status_code == status
 
 
 @pytest.mark.engine
