@@ -37,31 +37,53 @@ def hold(path: Path, *, what: str, wait: bool, listen: Listener) -> Iterator[Non
         MachineError: ``set-busy`` if another process holds it and ``wait`` is False; ``no-locks`` where the file
             system has none; ``cannot-write``.
     """
-    file = _open(path)
+    file = _acquire(path, what, wait=wait, listen=listen)
     try:
-        told = False
-        while not _try(file, path):
-            holder = _holder(path)
-            who = str(holder) if holder else "another process"
-            if not wait:
-                raise MachineError(
-                    f"{what} is being worked on by {who}",
-                    code="set-busy",
-                    hint=f"wait for it, or stop it with: kill {holder.pid}" if holder else "wait for it",
-                )
-            if not told:
-                listen(Step(text=f"waiting for {who}, which works on {what}"))
-                told = True
-            time.sleep(_POLL_SECONDS)
         _sign(file)
         try:
             yield
         finally:
-            # Emptied, not removed: whoever waits has this very file open.
+            # Emptied, so that nobody is named any more; not removed, so that those who wait agree on one file.
             with contextlib.suppress(OSError):
                 os.ftruncate(file, 0)
     finally:
         os.close(file)
+
+
+def _acquire(path: Path, what: str, *, wait: bool, listen: Listener) -> int:
+    """The lock file, opened and locked. Opened anew for every try: its holder may remove it together with its set."""
+    told = False
+    while True:
+        file = _open(path)
+        try:
+            locked = _try(file, path)
+        except BaseException:
+            os.close(file)
+            raise
+        if locked and _is_at(file, path):
+            return file
+        os.close(file)
+        if locked:
+            continue
+        holder = _holder(path)
+        who = str(holder) if holder else "another process"
+        if not wait:
+            raise MachineError(
+                f"{what} is being worked on by {who}",
+                code="set-busy",
+                hint=f"wait for it, or stop it with: kill {holder.pid}" if holder else "wait for it",
+            )
+        if not told:
+            listen(Step(text=f"waiting for {who}, which works on {what}"))
+            told = True
+        time.sleep(_POLL_SECONDS)
+
+
+def _is_at(file: int, path: Path) -> bool:
+    """Is the open file still the one under this name?"""
+    with contextlib.suppress(OSError):
+        return os.path.samestat(os.fstat(file), path.stat())
+    return False
 
 
 def _open(path: Path) -> int:

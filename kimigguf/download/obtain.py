@@ -352,12 +352,15 @@ def remove(stored: StoredSet, *, wait: bool, listen: Listener = ignore) -> tuple
     folder = stored.folder
     with hold(folder / INNER / "lock", what=f"{stored.quant} in {folder}", wait=wait, listen=listen):
         try:
-            # The manifest goes last: whatever interrupts this, the rest can still be removed by name.
+            # The manifest goes late: whatever interrupts this, the rest can be removed by name. The lock goes last.
             for file in stored.files:
                 file.path.unlink(missing_ok=True)
                 (folder / (file.name + PART)).unlink(missing_ok=True)
-            shutil.rmtree(folder / INNER)
+            for path in (folder / INNER).iterdir():
+                if path.name != "lock":
+                    path.unlink()
             (folder / MANIFEST).unlink(missing_ok=True)
+            shutil.rmtree(folder / INNER)
         except OSError as error:
             raise cannot_write(folder, error) from error
     left = tuple(sorted(path.name for path in folder.iterdir()))

@@ -3,6 +3,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -86,3 +87,24 @@ def test_only_one_process_at_a_time_is_inside(tmp_path: Path, monkeypatch: pytes
     for process in processes:
         process.join()
     assert counter.read_text() == "60"
+
+
+def test_a_lock_that_is_removed_with_its_set_does_not_let_two_in(tmp_path: Path) -> None:
+    lock = tmp_path / "in" / "lock"
+    inside: list[str] = []
+    with hold(lock, what="the set", wait=False, listen=ignore):
+        waiter = threading.Thread(target=_enter, args=(lock, inside))
+        waiter.start()
+        time.sleep(0.2)
+        lock.unlink()
+        lock.parent.rmdir()
+    waiter.join(10)
+    assert inside == ["in"]
+
+
+def _enter(lock: Path, inside: list[str]) -> None:
+    with hold(lock, what="the set", wait=True, listen=ignore):
+        assert str(os.getpid()) in lock.read_text()
+        with pytest.raises(MachineError), hold(lock, what="the set", wait=False, listen=ignore):
+            pass
+        inside.append("in")
