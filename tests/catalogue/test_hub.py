@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 from fakes.gguf_set import write_set
-from fakes.hub import COMMIT, Hub, _File, serve
+from fakes.hub import COMMIT, Hub, serve
 from fakes.hub_faults import Fault, Kind, always, by_seed, first
+from fakes.hub_state import File
 
 from kimigguf.catalogue import hub_ranges
 from kimigguf.catalogue.hub import _fetch, list_set, remote_headers, resolve
@@ -217,7 +218,7 @@ def test_kimi_k3_at_its_true_size_costs_less_than_ten_megabytes(
     for path in sorted(folder_of(root).iterdir()):  # half a terabyte of holes is not hashed for this
         digest = hashlib.sha256(path.name.encode()).hexdigest()
         stat = path.stat()
-        hub._hashes[str(path), stat.st_size, stat.st_mtime_ns] = _File(
+        hub._hashes[str(path), stat.st_size, stat.st_mtime_ns] = File(
             path=path.relative_to(repository).as_posix(), size=stat.st_size, oid=digest[:40], sha256=digest
         )
     monkeypatch.setattr(Hub, "files", lambda hub, *_: list(hub._hashes.values()))  # rglob does not follow the link
