@@ -1,24 +1,25 @@
 """What a llama-server command line means for memory: its flags, read by llama.cpp's own rules (``common/arg.cpp``)."""
 
 import re
-import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
 from kimigguf.errors import UsageError
+from kimigguf.memory.dealing import chosen, deal, overridden
 from kimigguf.memory.layout import HOST, LayerPlace, Layout
-from kimigguf.memory.model import LayerKind, ModelSpec, Part
+from kimigguf.memory.model import LayerKind, ModelSpec
 from kimigguf.memory.settings import KvType, Settings
 from kimigguf.units import MIB
 
 _EXPERTS: Final = r"\.ffn_(up|down|gate|gate_up)_(ch|)exps"
 _DENSE: Final = r"\.ffn_(up|down|gate)\."
-_DEVICE: Final = re.compile(r"[A-Za-z]+(\d+)(\[[^\]]*\])?")
 _AUTO_SLOTS: Final = 4
 """What ``-np -1`` and no ``-np`` mean to llama-server; the slots then share one cache."""
 _MAX_SLOTS: Final = 256
 _MAX_TOKENS: Final = 1 << 31
+_MAX_SHARE: Final = 1e30
+"""More than any number of bytes, and less than what 32 bits of a float hold."""
 _TRUE: Final = frozenset({"on", "enabled", "true", "1"})
 _FALSE: Final = frozenset({"off", "disabled", "false", "0"})
 
@@ -62,6 +63,7 @@ class _Given:
     unified: bool | None = None
     per_slot: int = 0
     op_offload: bool = True
+    rpc: tuple[str, ...] = ()
     fit: bool = True
     projector: str | None = None
 
@@ -71,7 +73,14 @@ def _number(text: str) -> int:
 
 
 def _split(text: str) -> tuple[float, ...]:
-    return tuple(float(part) for part in re.split(r"[,/]+", text))
+    shares = tuple(float(part) for part in re.split(r"[,/]+", text))
+    if not all(0 <= share < _MAX_SHARE for share in shares):
+        raise ValueError(text)
+    return shares
+
+
+def _servers(text: str) -> tuple[str, ...]:
+    return tuple(text.split(","))
 
 
 def _layers(text: str) -> int:
@@ -116,6 +125,7 @@ _VALUES: Final[Mapping[str, tuple[str, Callable[[str], object]]]] = {
     **dict.fromkeys(("-cram", "--cache-ram"), ("cache_mib", _number)),
     **dict.fromkeys(("-mm", "--mmproj"), ("projector", str)),
     "--kv-unified-per-slot": ("per_slot", _number),
+    "--rpc": ("rpc", _servers),
 }
 _SWITCHES: Final[Mapping[str, tuple[str, bool | None]]] = {
     **dict.fromkeys(("-kvo", "--kv-offload"), ("kv_offload", True)),
@@ -238,7 +248,8 @@ def _set(given: _Given, flag: str, text: str) -> None:
             count = min(int(text), 4096)
             if count < 0:
                 raise ValueError(text)  # noqa: TRY301 -- refused exactly as a value that is no number
-            given.overrides += tuple((rf"blk\.{layer}{_OVERRIDING[flag]}", "CPU") for layer in range(count))
+            layers = "|".join(map(str, range(count)))
+            given.overrides += ((rf"blk\.(?:{layers}){_OVERRIDING[flag]}", "CPU"),) if count else ()
         else:
             name, convert = _VALUES[flag]
             setattr(given, name, convert(text))
@@ -308,7 +319,7 @@ def _check_cache(settings: Settings) -> None:
 def _layout(given: _Given, spec: ModelSpec, devices: int, weights: Sequence[int]) -> Layout:
     used = list(range(devices))
     if given.devices is not None:
-        used = _chosen(given.devices, devices)
+        used = chosen(given.devices, devices)
     if given.split_mode == "none" and used:
         if not 0 <= given.main_gpu < len(used):
             raise UsageError(f"-mg {given.main_gpu}: there are {len(used)} devices", code="bad-flag")
@@ -320,99 +331,14 @@ def _layout(given: _Given, spec: ModelSpec, devices: int, weights: Sequence[int]
             hint="use -sm layer",
         )
     free = [weights[device] for device in used] if weights else []
-    places = _deal(given, len(spec.layers), len(used), free)
+    places = deal(len(spec.layers), len(used), free, gpu_layers=given.gpu_layers, shares=given.split)
     layout = Layout(
         devices=tuple(f"gpu{device}" for device in used),
         layers=tuple(LayerPlace(trunk=place, experts=place) for place in places[:-1]),
         head=places[-1],
         overridden=bool(given.overrides),
     )
-    return _overridden(layout, spec, given.overrides) if given.overrides else layout
-
-
-def _chosen(text: str, devices: int) -> list[int]:
-    if text == "none":
-        return []
-    chosen = []
-    for name in text.split(","):
-        match = _DEVICE.fullmatch(name)
-        if match is None or int(match[1]) >= devices:
-            raise UsageError(f"--device {name!r}: there are {devices} devices", code="bad-flag")
-        chosen.append(int(match[1]))
-    return chosen
-
-
-def _single(value: float) -> float:
-    """Rounded to 32 bits, as llama.cpp's split points are."""
-    return float(struct.unpack("f", struct.pack("f", value))[0])
-
-
-def _deal(given: _Given, layers: int, devices: int, free: Sequence[int]) -> list[int | None]:
-    """The device of every layer and, last, of the head (``llama_model_base::load_tensors``).
-
-    The last ``-ngl`` of layers and head go to devices, in contiguous runs in proportion to the split.
-    """
-    wanted = layers + 1 if given.gpu_layers < 0 else given.gpu_layers
-    first, count = max(layers + 1 - wanted, 0), min(wanted, layers + 1)
-    if not devices or count == 0:
-        return [HOST] * (layers + 1)
-    split = [*given.split[:devices], *[0.0] * (devices - len(given.split))]
-    if not any(split):
-        split = [float(size) for size in free] if any(free) else [1.0] * devices
-    total, sums = 0.0, []
-    for share in split:
-        total = _single(total + _single(share))
-        sums.append(total)
-    points = [_single(part / total) for part in sums]
-    places: list[int | None] = [HOST] * first
-    for index in range(layers + 1 - first):
-        position = _single(index / count)
-        places.append(next((i for i, point in enumerate(points) if point > position), devices - 1))
-    return places
-
-
-def _overridden(layout: Layout, spec: ModelSpec, overrides: Sequence[tuple[str, str]]) -> Layout:
-    """The layout after ``-ot`` and its kin: for each tensor the first pattern that is found in its name decides."""
-    rules = [(re.compile(pattern), _target(target, layout.devices)) for pattern, target in overrides]
-    moved: dict[str, int | None] = {}
-    for weight in spec.weights:
-        for pattern, device in rules:
-            if pattern.search(weight.name):
-                moved[weight.name] = device
-                break
-    places = list(layout.layers)
-    groups: dict[int, list[str]] = {}
-    for weight in spec.weights:
-        if weight.part is Part.EXPERTS and weight.layer is not None:
-            groups.setdefault(weight.layer, []).append(weight.name)
-    for layer, names in groups.items():
-        targets = {moved.get(name, places[layer].trunk) for name in names}
-        if len(targets) == 1:  # all experts of the layer go together: that is what a layer's place can say
-            places[layer] = replace(places[layer], experts=targets.pop())
-            for name in names:
-                moved.pop(name, None)
-    usual = {
-        weight.name: places[weight.layer].trunk
-        if weight.layer is not None
-        else (layout.head if weight.part is Part.HEAD else HOST)
-        for weight in spec.weights
-        if weight.part is not Part.EXPERTS
-    }
-    rest = {name: device for name, device in moved.items() if name not in usual or usual[name] != device}
-    return replace(layout, layers=tuple(places), moved=tuple(rest.items()))
-
-
-def _target(name: str, devices: Sequence[str]) -> int | None:
-    if name.upper() in {"CPU", "CPU_REPACK"} or name.endswith("_Host"):
-        return HOST
-    match = _DEVICE.fullmatch(name)
-    if match is None or f"gpu{match[1]}" not in devices:
-        raise UsageError(
-            f"-ot names the buffer type {name!r}, but there are {len(devices)} devices",
-            code="bad-flag",
-            hint="use CPU, or a device's name and number such as CUDA0; --gpus says how many there are",
-        )
-    return list(devices).index(f"gpu{match[1]}")
+    return overridden(layout, spec, given.overrides, given.rpc) if given.overrides else layout
 
 
 def _keeps_flash_attention(spec: ModelSpec, settings: Settings, layout: Layout) -> bool:

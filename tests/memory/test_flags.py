@@ -73,6 +73,8 @@ def test_each_flag_changes_its_setting_and_nothing_else(line: str, changed: dict
         ("-ctk q8_0", "mixed-cache-types"),
         ("-fa off -ctk q8_0 -ctv q8_0", "needs-flash-attention"),
         ("-ts 1,x", "bad-flag"),
+        ("-ts 1,1e50", "bad-flag"),
+        ("-ts nan,1", "bad-flag"),
         ("-ot exps", "bad-flag"),
         ("-ot (=CPU", "bad-flag"),
         ("-ot exps=CUDA2", "bad-flag"),
@@ -131,6 +133,12 @@ def test_the_first_pattern_that_matches_decides_and_single_tensors_may_go_their_
     assert "blk.5.attn_q.weight" not in moved
     assert parsed.layout.layers[6].experts is HOST
     assert parsed.layout.is_overridden
+
+
+def test_rpc_servers_are_told_apart_by_their_address() -> None:
+    parsed = read("--rpc 127.0.0.1:50052,127.0.0.1:50053 -ot exps=RPC0[127.0.0.1:50053]")
+    assert counts(parsed)[1] == [1, 92, 0]
+    assert not parsed.ignored
 
 
 def test_an_override_that_matches_nothing_still_stops_pipelining() -> None:
