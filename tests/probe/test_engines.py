@@ -64,9 +64,9 @@ def test_a_small_model_agrees_with_itself_and_is_seen_to_be_right_sometimes(
         {"id": "sum", "prompt": "What is 2+2? Answer with the number.", "check": {"kind": "number", "value": 4}},
         {"id": "grass", "prompt": "What colour is grass?", "check": {"kind": "regex", "pattern": "(?i)green"}},
     )
-    with served(plan, tmp_path / "one") as candidate, served(plan, tmp_path / "two") as reference:
-        sides = ["--candidate", candidate, "--reference", reference]
-        code, answer = probe(capsys, *sides, "--suite", asked, "--max-tokens", "40", "--temperature", "0")
+    with served(plan, tmp_path / "one") as url:
+        sides = ["--candidate", url, "--reference", url]
+        code, answer = probe(capsys, *sides, "--suite", asked, "--max-tokens", "24", "--temperature", "0")
     assert (code, answer["verdict"]) == (ExitCode.DONE, "not-enough-samples")
     same = next(metric for metric in answer["metrics"] if metric["name"] == "same answer as the reference")
     assert (same["candidate"], same["reference"], same["noise"]) == (1.0, 1.0, 0.0)
