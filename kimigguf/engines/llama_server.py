@@ -15,7 +15,7 @@ from typing import Final, NoReturn, Self
 from kimigguf.engines.command import Command
 from kimigguf.engines.diagnose import EngineDiedError, server_error
 from kimigguf.engines.oom import explain, read_kills
-from kimigguf.engines.progress import Activity, read_activity
+from kimigguf.engines.progress import Activity, advanced, read_activity
 from kimigguf.engines.supervise import Child, State
 from kimigguf.errors import MachineError, ServerError
 from kimigguf.events import Advance, Listener, Notice, Step, ignore
@@ -246,10 +246,10 @@ class _Watch:
 
     def look(self, activity: Activity, tail: Callable[[], str]) -> None:
         now = time.monotonic()
-        if activity != self._last:
+        if self._last is None or advanced(self._last, activity, now - self._changed):
             self._last, self._changed = activity, now
         elif now - self._changed >= self._stall:
-            self._changed = now
+            self._last, self._changed = activity, now
             lines = tail().splitlines()
             self._listen(
                 Notice(
@@ -257,7 +257,7 @@ class _Watch:
                     f"the engine's last words: {lines[-1].strip() if lines else 'none'}"
                 )
             )
-        done = min(activity.loaded_bytes or 0, self._total)
+        done = min(activity.loaded_bytes, self._total)
         if done > self._shown:
             self._shown = done
             self._listen(Advance(activity="load", item="model", done_bytes=done, total_bytes=self._total))

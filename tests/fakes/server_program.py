@@ -58,7 +58,7 @@ OUT_OF_MEMORY = (
     "memory\n"
     "0.0.2 E srv  llama_server: exiting due to model loading error"
 )
-SLOW_SECONDS = {"slow": 1.0, "stalls": 2.0, "killed-while-loading": float("inf"), "illegal-instruction": float("inf")}
+SLOW_SECONDS = {"slow": 1.0, "stalls": 3.0, "killed-while-loading": float("inf"), "illegal-instruction": float("inf")}
 DEATHS = {
     "killed-while-loading": (0.3, "kill"),
     "illegal-instruction": (0.3, "sigill"),
