@@ -153,6 +153,20 @@ _BARE: Final = frozenset(
 )
 """Flags without a value that say nothing about memory here; any other unknown flag takes the word behind it."""
 
+_UNCOUNTED: Final = frozenset(
+    (
+        "-md",
+        "--model-draft",
+        "--spec-draft-model",
+        "-hfd",
+        "--hf-repo-draft",
+        "--lora",
+        "--lora-scaled",
+        "--control-vector",
+    )
+)
+"""Flags that bring further weights."""
+
 
 def parse(
     argv: Sequence[str],
@@ -182,6 +196,11 @@ def parse(
     _check_cache(settings)
     if takes_over and given.op_offload and layout.devices:
         settings = replace(settings, offload_operations=True)
+    notes += [
+        f"{flag} takes memory of its own that is not counted here"
+        for flag in dict.fromkeys(word.partition(" ")[0] for word in ignored)
+        if flag in _UNCOUNTED
+    ]
     if given.fit and devices:
         notes.append(
             "without -fit off llama-server may change what the command line leaves open; this is the line as it stands"

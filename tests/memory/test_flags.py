@@ -182,6 +182,11 @@ def test_flags_without_a_say_in_memory_are_listed_with_their_values() -> None:
     assert parsed.settings.context_tokens == 512
 
 
+def test_weights_that_are_not_counted_are_named() -> None:
+    parsed = read("-np 1 -fit off -md draft.gguf --lora a.gguf --lora b.gguf")
+    assert [note.partition(" ")[0] for note in parsed.notes] == ["-md", "--lora"]
+
+
 def test_a_projector_is_handed_on_unless_it_is_taken_back() -> None:
     assert read("--mmproj p.gguf").projector == "p.gguf"
     assert read("--mmproj p.gguf --no-mmproj").projector is None
