@@ -123,7 +123,20 @@ def _ended_by(error: BaseException, show: Show) -> int:
 
 def main() -> NoReturn:
     """Entry point of the console script."""
-    if hasattr(signal, "SIGTERM"):
-        # A supervisor's stop is the user's Ctrl-C: the same clean-up runs, and the same exit code follows.
-        signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
-    sys.exit(run())
+    # A supervisor's stop and a closed terminal are what a Ctrl-C is: the same clean-up runs, the exit code is the same.
+    stops = [number for name in ("SIGTERM", "SIGHUP") if (number := getattr(signal, name, None)) is not None]
+    for number in stops:
+        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup stays honoured
+            signal.signal(number, _interrupt)
+    try:
+        code = run()
+    except KeyboardInterrupt:  # a second one, while the first was being told
+        code = ExitCode.INTERRUPTED
+    for number in (signal.SIGINT, *stops):  # nothing is left to interrupt but the interpreter's own end
+        signal.signal(number, signal.SIG_IGN)
+    sys.exit(code)
+
+
+def _interrupt(_number: int, _frame: object) -> NoReturn:
+    # Raised here and not by way of SIGINT, which a shell ignores for whatever a script starts with `&`.
+    raise KeyboardInterrupt

@@ -1,8 +1,10 @@
 """The command line's contract: help, exit codes, start-up, and how failures are shown."""
 
 import json
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import click
@@ -97,6 +99,25 @@ def test_a_bug_is_shown_as_a_bug(monkeypatch: pytest.MonkeyPatch, capsys: pytest
 def test_ctrl_c_is_130(monkeypatch: pytest.MonkeyPatch) -> None:
     assert fails_with(KeyboardInterrupt(), monkeypatch) == ExitCode.INTERRUPTED
     assert fails_with(click.Abort(), monkeypatch) == ExitCode.INTERRUPTED
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_with_130_however_often_it_comes(number: signal.Signals) -> None:
+    code = (
+        "import time; from kimigguf.cli import app\n"
+        "app.cli.main = lambda **_: (print('up', flush=True), time.sleep(30))\n"
+        "app.main()"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    process.stdout.readline()
+    time.sleep(0.2)
+    for _ in range(3):
+        process.send_signal(number)
+        time.sleep(0.02)
+    _, err = process.communicate(timeout=10)
+    assert process.returncode == ExitCode.INTERRUPTED
+    assert "Traceback" not in err
 
 
 def test_a_closed_pipe_is_no_failure() -> None:
