@@ -48,10 +48,10 @@ def look(app: App, wait_seconds: float = WAIT_SECONDS) -> Picture:
 
     from kimigguf.engines.cross_check import disagreements
     from kimigguf.engines.discover import discover
-    from kimigguf.hardware.detect import NAME, SOURCE, detect
+    from kimigguf.hardware.detect import detect
     from kimigguf.hardware.measure import with_direct_io
     from kimigguf.hardware.probes import ask_all
-    from kimigguf.hardware.snapshot import Machine
+    from kimigguf.hardware.snapshot import DETECTED, THIS_MACHINE, Machine
     from kimigguf.ollama.server import look as look_at_ollama
 
     started = time.monotonic()
@@ -65,7 +65,7 @@ def look(app: App, wait_seconds: float = WAIT_SECONDS) -> Picture:
     }
     # A moment more than the detectors have, so that what they found in time is not lost.
     answers = ask_all(probes, limit_seconds=wait_seconds + 0.05)
-    machine: Machine = answers["machine"].value or Machine(name=NAME, source=SOURCE)
+    machine: Machine = answers["machine"].value or Machine(name=THIS_MACHINE, source=DETECTED)
     engines: tuple[FoundEngine, ...] | None = answers["engines"].value
     if (tried := answers["models folder"].value) is not None:
         machine = with_direct_io(machine, *tried)

@@ -8,7 +8,6 @@ import click
 
 from kimigguf.cli.app import App
 from kimigguf.cli.machine_option import chosen_machine
-from kimigguf.cli.recommend import check_context
 from kimigguf.cli.show import output_options
 from kimigguf.errors import ExitCode, KimiggufError, UsageError
 from kimigguf.units import storage
@@ -79,6 +78,8 @@ def command(
     from kimigguf.ollama.registration import plan
 
     profile = load_model(environ=app.environ)
+    from kimigguf.placement.plan import check_context
+
     check_context(context_tokens, profile.context_max_tokens)
     source = find_source(what or "", app.environ, models_dir)
     registration = plan(

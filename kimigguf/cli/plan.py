@@ -123,7 +123,7 @@ def command(
     plan = plan_for(target.spec, this, settings, model=target.model, have=have)
     if isinstance(plan, Shortfall):
         return _answer_no(app, target, this, plan)
-    engine, warnings = _engine(app, kind=engine_kind, engine_path=engine_path, is_here=is_this_machine(this))
+    engine, warnings = _engine(app, kind=engine_kind, engine_path=engine_path, is_here=this.is_this_one)
     argv, more = _command(app, plan, engine)
     comparison = _verify(app, plan, target, engine, argv) if verify else None
     answer = Answer(
@@ -140,13 +140,6 @@ def command(
         plan_show.record(answer), lambda console: plan_show.draw(console, answer, explain=explain, verbose=verbose)
     )
     return ExitCode.ANSWERED_NO if comparison is not None and comparison.agrees is False else ExitCode.DONE
-
-
-def is_this_machine(machine: "Machine") -> bool:
-    """Whether a machine is the one that runs this, as it was found: neither described nor changed by ``--set``."""
-    from kimigguf.hardware.detect import NAME, SOURCE
-
-    return (machine.name, machine.source) == (NAME, SOURCE)
 
 
 def _check_readable(target: "Target") -> None:

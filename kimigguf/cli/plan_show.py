@@ -108,7 +108,7 @@ def _ways_out(machine: "Machine", shortfall: "Shortfall") -> Iterator[str]:
         yield "on a local NVMe with room for the files it could stream its experts from there: it answers, slowly"
     yield (
         f"kimigguf recommend --machine {shlex.quote(machine.name)} says which quants run"
-        if (machine.source != "detected")
+        if not machine.is_this_one
         else "kimigguf recommend says which quants run here, and which hosted API exists"
     )
 
@@ -117,11 +117,9 @@ def draw(console: "Console", answer: "Answer", *, explain: bool, verbose: bool) 
     """Bars, ledger, placement in a line, what gave way, the command line; words and sources on request."""
     from rich.text import Text
 
-    from kimigguf.cli.plan import is_this_machine
-
     plan, settings = answer.plan, answer.plan.settings
     name = plan.model.quant or plan.model.folder or plan.model.architecture
-    where = "this machine" if is_this_machine(answer.machine) else answer.machine.name
+    where = "this machine" if answer.machine.is_this_one else answer.machine.name
     console.print(
         Text.assemble(
             (name, "bold"),

@@ -8,7 +8,7 @@ import click
 from kimigguf.cli.app import App
 from kimigguf.cli.machine_option import chosen_machine, machine_option
 from kimigguf.cli.show import output_options
-from kimigguf.errors import ExitCode, UsageError
+from kimigguf.errors import ExitCode
 from kimigguf.units import memory, storage
 
 if TYPE_CHECKING:
@@ -57,13 +57,15 @@ def command(app: App, *, machine: str | None, context_tokens: int, prefer: str, 
     from kimigguf.catalogue.profiles import load_model
     from kimigguf.memory.settings import Settings
     from kimigguf.placement.budget import budget
+    from kimigguf.placement.plan import check_context
     from kimigguf.placement.recommend import Prefer, recommend
 
     profile = load_model(model_name, app.environ)
     check_context(context_tokens, profile.context_max_tokens)
     this = chosen_machine(app, machine)
     have = budget(this)
-    answer = recommend(profile, have, this.disks, Settings(context_tokens=context_tokens), Prefer(prefer))
+    here = _whole_here(app) if this.is_this_one else {}
+    answer = recommend(profile, have, this.disks, Settings(context_tokens=context_tokens), Prefer(prefer), here=here)
     data = _record(this.name, profile, have, answer, context_tokens=context_tokens, prefer=prefer)
     app.show.answer(
         data,
@@ -72,20 +74,13 @@ def command(app: App, *, machine: str | None, context_tokens: int, prefer: str, 
     return ExitCode.DONE if answer.recommended else ExitCode.ANSWERED_NO
 
 
-def check_context(context_tokens: int, maximum: int | None) -> None:
-    """Refuse a context the model was not made for.
+def _whole_here(app: App) -> dict[str, str]:
+    """The quants that are whole on this machine, and their folders."""
+    from kimigguf.download.store import SetState, managed_sets, models_dir
 
-    Raises:
-        UsageError: ``bad-context`` or ``context-too-large``.
-    """
-    if context_tokens < 1:
-        raise UsageError(f"a context of {context_tokens} tokens makes no sense", code="bad-context")
-    if maximum is not None and context_tokens > maximum:
-        raise UsageError(
-            f"a context of {context_tokens:,} tokens is above the model's {maximum:,}",
-            code="context-too-large",
-            hint=f"--context {maximum} is the most; 32768 to 131072 is usual",
-        )
+    whole = {SetState.WHOLE, SetState.UNVERIFIED}
+    sets = managed_sets(models_dir(app.environ))
+    return {stored.quant: str(stored.folder.absolute()) for stored in sets if stored.quant and stored.state in whole}
 
 
 def _record(
@@ -138,7 +133,7 @@ def _draw(
     from rich.table import Table
     from rich.text import Text
 
-    where = "this machine" if machine.source == "detected" else machine.name
+    where = "this machine" if machine.is_this_one else machine.name
     console.print(Text.assemble((profile.title, "bold"), f" on {where}, context {context_tokens:,} tokens"))
     console.print(
         f"usable: {memory(have.ram_bytes)} RAM + {memory(have.vram_bytes)} VRAM"

@@ -6,7 +6,7 @@ which a container's view is cut: the path in /proc/self/cgroup and the root of t
 
 import posixpath
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -100,6 +100,18 @@ def memory_limits(host: Host, hierarchy: Hierarchy) -> tuple[Limit, ...]:
     return tuple(found)
 
 
+def _droppable(stat: Mapping[str, int], prefix: str) -> int:
+    """Page cache that the kernel can drop: clean file pages, the active ones too.
+
+    A model's shards become active when they are read a second time (hashed, then mapped; or by the run before), and
+    would otherwise count against the very model that is to be loaded again. Shared memory and locked pages are in
+    neither list.
+    """
+    held = sum(stat.get(prefix + key, 0) for key in ("inactive_file", "active_file"))
+    unwritten = ("dirty", "writeback") if prefix else ("file_dirty", "file_writeback")  # v1 names them otherwise
+    return max(0, held - sum(stat.get(prefix + key, 0) for key in unwritten))
+
+
 def _limit_v2(host: Host, folder: str) -> Limit | None:
     """memory.max kills, memory.high throttles hard: the lower one is what a model server can live with."""
     both = (parse_limit(host.text(f"{folder}/memory.max")), parse_limit(host.text(f"{folder}/memory.high")))
@@ -107,7 +119,7 @@ def _limit_v2(host: Host, folder: str) -> Limit | None:
     if not limits:
         return None
     used = parse_limit(host.text(f"{folder}/memory.current"))
-    reclaimable = parse_stat(host.text(f"{folder}/memory.stat")).get("inactive_file", 0)
+    reclaimable = _droppable(parse_stat(host.text(f"{folder}/memory.stat")), "")
     return _limit(folder, min(limits), used, reclaimable)
 
 
@@ -116,7 +128,7 @@ def _limit_v1(host: Host, folder: str) -> Limit | None:
     if limit is None:
         return None
     used = parse_limit(host.text(f"{folder}/memory.usage_in_bytes"))
-    reclaimable = parse_stat(host.text(f"{folder}/memory.stat")).get("total_inactive_file", 0)
+    reclaimable = _droppable(parse_stat(host.text(f"{folder}/memory.stat")), "total_")
     return _limit(folder, limit, used, reclaimable)
 
 
@@ -130,7 +142,7 @@ def _hidden_limit_v1(host: Host, hierarchy: Hierarchy, found: list[Limit]) -> Li
     if limit >= _NO_LIMIT_FROM or any(one.limit_bytes <= limit for one in found):
         return None
     used = parse_limit(host.text(f"{own}/memory.usage_in_bytes"))
-    return _limit("a group above this container", limit, used, stat.get("total_inactive_file", 0))
+    return _limit("a group above this container", limit, used, _droppable(stat, "total_"))
 
 
 def _limit(group: str, limit: int, used: int | None, reclaimable: int) -> Limit:

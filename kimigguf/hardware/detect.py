@@ -12,10 +12,8 @@ from kimigguf.hardware import amd, apple, cgroups, disks, intel, linux, nvidia
 from kimigguf.hardware.facts import Facts
 from kimigguf.hardware.host import Host
 from kimigguf.hardware.probes import Answer, ask_all
-from kimigguf.hardware.snapshot import Accelerator, Cpu, Machine, MemoryKind, Ram, Unknown
+from kimigguf.hardware.snapshot import DETECTED, THIS_MACHINE, Accelerator, Cpu, Machine, MemoryKind, Ram, Unknown
 
-NAME: Final = "this-machine"
-SOURCE: Final = "detected"
 LIMIT_SECONDS: Final = 1.0
 PATIENT_LIMIT_SECONDS: Final = 10.0
 """For commands whose answer stands on the GPUs: NVIDIA's driver wakes eight sleeping cards in several seconds."""
@@ -90,8 +88,8 @@ def combine(answers: Mapping[str, Answer[Facts]]) -> Machine:
     cpu = _merge([facts.cpu for facts in said.values() if facts.cpu is not None], Cpu())
     ram, remarks = without_gpu_nodes(ram, accelerators or ())
     machine = Machine(
-        name=NAME,
-        source=SOURCE,
+        name=THIS_MACHINE,
+        source=DETECTED,
         system=next((facts.system for facts in said.values() if facts.system), None) or platform.system(),
         cpu=replace(cpu, architecture=cpu.architecture or platform.machine() or None),
         ram=ram,

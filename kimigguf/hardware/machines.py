@@ -9,7 +9,7 @@ import errno
 import os
 import shlex
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from enum import StrEnum
 from itertools import groupby
 from pathlib import Path
@@ -147,7 +147,9 @@ def save(machine: Machine, path: Path, *, overwrite: bool = False) -> None:
     try:
         if not overwrite:
             refuse_existing(path)
-        temporary.write_text(f"{comment}\n{to_toml(machine)}", encoding="utf-8")
+        # A file may be read elsewhere and later: it describes a machine, and is none that was read just now.
+        described = replace(machine, source="read by kimigguf inspect") if machine.is_this_one else machine
+        temporary.write_text(f"{comment}\n{to_toml(described)}", encoding="utf-8")
         _give_name(temporary, path, overwrite=overwrite)
     except FileExistsError:
         refuse_existing(path)

@@ -9,6 +9,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
+THIS_MACHINE: Final = "this-machine"
+DETECTED: Final = "detected"
+"""Name and source of a machine that was read just now."""
+
 
 class MemoryKind(StrEnum):
     """How an accelerator's memory relates to the host's."""
@@ -218,6 +222,11 @@ class Machine:
     unknown: tuple[Unknown, ...] = ()
     notices: tuple[str, ...] = ()
     measured_on: str | None = None
+
+    @property
+    def is_this_one(self) -> bool:
+        """Whether this is the machine at hand as it was just read: neither described nor changed by a what-if."""
+        return (self.name, self.source) == (THIS_MACHINE, DETECTED)
 
     @property
     def is_unified(self) -> bool:

@@ -1,17 +1,18 @@
 """The plan: everything ``serve`` needs to do the same thing again, as one value. ``plan_file`` gives it a file."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal
 
 from kimigguf.errors import UsageError
-from kimigguf.hardware.snapshot import Disk, DiskKind, Machine
+from kimigguf.hardware.snapshot import Machine
 from kimigguf.memory.layout import Layout
 from kimigguf.memory.ledger import Ledger
 from kimigguf.memory.model import ModelSpec
 from kimigguf.memory.settings import Settings
 from kimigguf.placement.budget import Budget, budget
 from kimigguf.placement.place import Placed, Policy, Shortfall, place
+from kimigguf.placement.streaming import can_stream
 
 if TYPE_CHECKING:
     from kimigguf.gguf_file.shards import ShardSet
@@ -99,7 +100,9 @@ def plan_for(
     check_context(settings.context_tokens, spec.context_max_tokens)
     have = have or budget(machine)
     if policy is None:
-        policy = Policy(may_stream=can_stream(machine.disks, spec.weight_bytes, on_disk=model.folder is not None))
+        # A described machine does not have this one's folders.
+        folder = model.folder if machine.is_this_one else None
+        policy = Policy(may_stream=can_stream(machine.disks, spec.weight_bytes, folder=folder))
     match place(spec, have, settings, policy=policy):
         case Placed() as placed:
             return make_plan(placed, model=model, machine=machine, have=have)
@@ -156,12 +159,6 @@ def planned_model(
             for file in shards.files
         ),
     )
-
-
-def can_stream(disks: Sequence[Disk] | None, size_bytes: int, *, on_disk: bool) -> bool:
-    """Whether a local NVMe holds the files, or could: the fast disk without which paging experts is hopeless."""
-    nvme = [disk for disk in disks or () if disk.kind is DiskKind.NVME]
-    return bool(nvme) and (on_disk or any((disk.free_bytes or 0) >= size_bytes for disk in nvme))
 
 
 def check_context(context_tokens: int, maximum: int | None) -> None:

@@ -1,17 +1,19 @@
 """Which quant can this machine run? One verdict per quant, with its arithmetic in words, and one recommendation."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from types import MappingProxyType
 from typing import Final
 
 from kimigguf.catalogue.quants import MarginRule, ModelProfile, Quant
-from kimigguf.hardware.snapshot import Disk, DiskKind
+from kimigguf.hardware.snapshot import Disk
 from kimigguf.memory.layout import Layout
 from kimigguf.memory.ledger import Component, ledger
 from kimigguf.memory.model import ModelSpec
 from kimigguf.memory.settings import Settings
 from kimigguf.placement.budget import Budget
+from kimigguf.placement.streaming import can_stream
 from kimigguf.units import memory, storage
 
 
@@ -89,18 +91,27 @@ def need_by_margin(size_bytes: int, margin: MarginRule) -> tuple[int, int]:
 
 
 def recommend(
-    profile: ModelProfile, budget: Budget, disks: Sequence[Disk] | None, settings: Settings, prefer: Prefer
+    profile: ModelProfile,
+    budget: Budget,
+    disks: Sequence[Disk] | None,
+    settings: Settings,
+    prefer: Prefer,
+    *,
+    here: Mapping[str, str] = MappingProxyType({}),
 ) -> Recommendation:
     """A verdict for every quant of ``profile`` on a machine with ``budget`` and ``disks``.
 
     Two rules must hold for `fits`: the margin rule (10 to 15 % on top of the download) and the exact ledger of
-    ``settings``, which binds when the context is long.
+    ``settings``, which binds when the context is long. ``here`` maps the quants that are whole on this machine to
+    their folders: those need no room to stream from.
     """
     if profile.unsupported_reason is not None or profile.margin is None:
         reason = profile.unsupported_reason or "nothing is known of its memory"
         verdict = _unknown_size(profile.title, Fit.UNSUPPORTED, reason)
         return Recommendation(verdicts=(verdict,), recommended=None, ways_out=_hosted(profile))
-    verdicts = tuple(_judge(profile, quant, budget, disks, settings) for quant in profile.quants)
+    verdicts = tuple(
+        _judge(profile, quant, budget, settings, disks=disks, folder=here.get(quant.name)) for quant in profile.quants
+    )
     chosen = _choose(profile.quants, verdicts, prefer)
     ways_out = () if chosen else tuple(_ways_out(profile, verdicts, budget))
     return Recommendation(verdicts=verdicts, recommended=chosen, ways_out=ways_out)
@@ -133,7 +144,13 @@ def _need(profile: ModelProfile, quant: Quant, margin: MarginRule, settings: Set
 
 
 def _judge(
-    profile: ModelProfile, quant: Quant, budget: Budget, disks: Sequence[Disk] | None, settings: Settings
+    profile: ModelProfile,
+    quant: Quant,
+    budget: Budget,
+    settings: Settings,
+    *,
+    disks: Sequence[Disk] | None,
+    folder: str | None,
 ) -> Verdict:
     if profile.margin is None:
         raise ValueError("recommend() handles profiles without a margin rule")
@@ -152,24 +169,24 @@ def _judge(
         if quant.engine.alternative:
             reasons.append(f"use {quant.engine.alternative}")
         return replace(verdict, fit=Fit.UNSUPPORTED, reasons=tuple(reasons))
-    fit, reasons_of_fit = _fit(need, budget, disks)
+    fit, reasons_of_fit = _fit(need, budget, disks, folder)
     return replace(verdict, fit=fit, reasons=reasons_of_fit)
 
 
-def _fit(need: _Need, budget: Budget, disks: Sequence[Disk] | None) -> tuple[Fit, tuple[str, ...]]:
+def _fit(need: _Need, budget: Budget, disks: Sequence[Disk] | None, folder: str | None) -> tuple[Fit, tuple[str, ...]]:
     vram, total = budget.vram_bytes, budget.total_bytes
-    if vram >= max(need.high_bytes, need.ledger_bytes):
+    least, most = max(need.low_bytes, need.ledger_bytes), max(need.high_bytes, need.ledger_bytes)
+    if vram >= most:
         return Fit.FITS_VRAM, (f"{memory(vram)} of VRAM hold all of it with the 15 % margin",)
-    if total is None:
-        return Fit.UNKNOWN, ("how much memory this machine has is unknown",)
-    if total >= max(need.high_bytes, need.ledger_bytes):
-        return Fit.FITS, (f"has {storage(total)}, needs {storage(max(need.high_bytes, need.ledger_bytes))} at most",)
-    if total >= max(need.low_bytes, need.ledger_bytes):
-        lacks = max(need.high_bytes, need.ledger_bytes) - total
-        return Fit.TIGHT, (f"has {storage(total)}: above the 10 % margin, {storage(lacks)} short of 15 %",)
-    if total >= need.size_bytes:
+    if total is not None and total >= most:
+        return Fit.FITS, (f"has {storage(total)}, needs {storage(most)} at most",)
+    if total is None or not budget.is_complete:
+        return Fit.UNKNOWN, (f"the memory that is known ({storage(total)}) does not hold it, and some is unknown",)
+    if total < need.size_bytes:
+        return _from_disk(need, total, disks, folder)
+    if total < least:
         return Fit.BELOW_MARGIN, (_below(need, total),)
-    return _from_disk(need, total, disks)
+    return Fit.TIGHT, (f"has {storage(total)}: above the 10 % margin, {storage(most - total)} short of 15 %",)
 
 
 def _below(need: _Need, total: int) -> str:
@@ -179,16 +196,20 @@ def _below(need: _Need, total: int) -> str:
     return f"{storage(need.low_bytes - total)} short of the 10 % margin; runs, but pages under load"
 
 
-def _from_disk(need: _Need, total: int, disks: Sequence[Disk] | None) -> tuple[Fit, tuple[str, ...]]:
+def _from_disk(
+    need: _Need, total: int, disks: Sequence[Disk] | None, folder: str | None
+) -> tuple[Fit, tuple[str, ...]]:
     short = f"{storage(need.low_bytes - total)} of memory short"
     if total < need.working_bytes:
         part = memory(need.working_bytes)
         return Fit.DOES_NOT_FIT, (short, f"even the part that every token reads ({part}) does not fit in memory")
     if disks is None:
         return Fit.UNKNOWN, (short, "whether a local NVMe could stream the rest is unknown")
-    if any(d.kind is DiskKind.NVME and (d.free_bytes or 0) >= need.size_bytes for d in disks):
+    if can_stream(disks, need.size_bytes, folder=folder):
         left = storage(need.size_bytes - total)
         return Fit.STREAMS_FROM_DISK, (f"{short}; at least {left} stay on NVMe and are read as tokens need them: slow",)
+    if folder is not None:
+        return Fit.DOES_NOT_FIT, (short, f"its files lie in {folder}, on no local NVMe to stream it from")
     return Fit.DOES_NOT_FIT, (short, f"no local NVMe has {storage(need.size_bytes)} free to stream it from")
 
 
@@ -220,7 +241,7 @@ def _ways_out(profile: ModelProfile, verdicts: Sequence[Verdict], budget: Budget
         if candidates := [v for v in runnable if v.fit is fit]:
             yield f"{min(candidates, key=lambda v: v.download_bytes or 0).quant} {words}"
             break
-    if runnable and budget.total_bytes is not None:
+    if runnable and budget.total_bytes is not None and budget.is_complete:
         smallest = min(runnable, key=lambda v: v.need_low_bytes or 0)
         missing = max(smallest.need_low_bytes or 0, smallest.ledger_bytes or 0) - budget.total_bytes
         yield f"{storage(missing)} more memory would run {smallest.quant}, the smallest that mainline llama.cpp loads"

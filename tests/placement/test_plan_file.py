@@ -10,10 +10,10 @@ import pytest
 from kimigguf.catalogue.profiles import find_quant, load_model
 from kimigguf.errors import UsageError
 from kimigguf.hardware.machines import load_machine
-from kimigguf.hardware.snapshot import Disk, DiskKind, Machine
+from kimigguf.hardware.snapshot import Machine
 from kimigguf.memory.model import ModelSpec
 from kimigguf.memory.settings import Settings
-from kimigguf.placement.plan import Plan, PlannedFile, PlannedModel, can_stream, plan_for
+from kimigguf.placement.plan import Plan, PlannedFile, PlannedModel, plan_for
 from kimigguf.placement.plan_file import changes, load_plan, plan_record, write_plan
 from kimigguf.units import GIB
 
@@ -143,21 +143,3 @@ def test_a_context_above_the_models_is_refused() -> None:
     with pytest.raises(UsageError) as caught:
         make(settings=Settings(context_tokens=1_048_577))
     assert caught.value.code == "context-too-large"
-
-
-@pytest.mark.parametrize(
-    ("disks", "on_disk", "may"),
-    [
-        ((Disk(mount="/", kind=DiskKind.NVME, free_bytes=10),), False, True),
-        ((Disk(mount="/", kind=DiskKind.NVME, free_bytes=9),), False, False),
-        ((Disk(mount="/", kind=DiskKind.NVME, free_bytes=0),), True, True),
-        ((Disk(mount="/", kind=DiskKind.HDD, free_bytes=99),), True, False),
-        ((Disk(mount="/", kind=None, free_bytes=99),), False, False),
-        ((), False, False),
-        (None, True, False),
-    ],
-)
-def test_experts_stream_only_from_a_local_nvme_that_holds_or_could_hold_the_files(
-    disks: tuple[Disk, ...] | None, on_disk: bool, may: bool
-) -> None:
-    assert can_stream(disks, 10, on_disk=on_disk) is may

@@ -149,6 +149,21 @@ def test_what_is_unknown_stays_unknown(this: Machine, fit: Fit) -> None:
     assert verdict_of(ask(this), "UD-IQ1_S").fit is fit
 
 
+def test_memory_nobody_could_read_is_no_reason_for_a_no() -> None:
+    for accelerators in (None, (Accelerator(name="GPU", memory_kind=MemoryKind.DISCRETE),)):
+        this = replace(machine(512 * GIB), accelerators=accelerators)
+        answer = ask(this)
+        assert verdict_of(answer, "UD-IQ1_S").fit is Fit.UNKNOWN
+        assert not any("more memory would run" in way for way in answer.ways_out)
+
+
+def test_files_that_are_here_need_no_room_to_stream_from() -> None:
+    this = machine(512 * GIB, disk=10**9)
+    answer = recommend(K3, budget(this), this.disks, Settings(), Prefer.QUALITY, here={"UD-IQ1_S": "/models/UD-IQ1_S"})
+    assert verdict_of(answer, "UD-IQ1_S").fit is Fit.STREAMS_FROM_DISK
+    assert verdict_of(answer, "UD-IQ1_M").fit is Fit.DOES_NOT_FIT
+
+
 def test_a_model_no_engine_runs_is_unsupported_with_its_reason() -> None:
     pro = load_model("kimi-k3.1-pro")
     answer = recommend(pro, budget(machine(8 * TIB)), (), Settings(), Prefer.QUALITY)
