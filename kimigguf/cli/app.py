@@ -11,7 +11,7 @@ import click
 
 from kimigguf import __version__
 from kimigguf.cli.show import Show, drop_stdout
-from kimigguf.errors import ExitCode, KimiggufError
+from kimigguf.errors import ExitCode, KimiggufError, UsageError
 
 _COMMANDS: Final[Mapping[str, str]] = {
     "inspect": "Show what this machine has: memory, accelerators, disks, engines.",
@@ -108,8 +108,12 @@ def _ended_by(error: BaseException, show: Show) -> int:
         case click.Abort() | KeyboardInterrupt():  # Ctrl-C, at a prompt or elsewhere
             show.note("interrupted")
             return ExitCode.INTERRUPTED
-        case click.ClickException():
+        case click.exceptions.NoArgsIsHelpError():
             error.show()
+            return ExitCode.USAGE
+        case click.ClickException():
+            path = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else "kimigguf"
+            show.error(UsageError(error.format_message(), code="usage", hint=f"{path} --help"))
             return ExitCode.USAGE
         case BrokenPipeError():  # the reader of our output has gone (`| head`); that is its right
             drop_stdout()

@@ -98,11 +98,13 @@ class Show:
         from rich.text import Text
 
         console = self.err
-        console.print(Text.assemble(("error: ", "bold red"), error.message, (f"  [{error.code}]", "dim")))
+        lines = [Text.assemble(("error: ", "bold red"), error.message, (f"  [{error.code}]", "dim"))]
         if error.cause:
-            console.print(Text.assemble(("because: ", "bold"), error.cause))
+            lines.append(Text.assemble(("because: ", "bold"), error.cause))
         if error.hint:
-            console.print(Text.assemble(("try: ", "bold green"), error.hint))
+            lines.append(Text.assemble(("try: ", "bold green"), error.hint))
+        for line in lines:
+            console.print(line, soft_wrap=True)  # a command or path in it must stay one that can be copied
 
     def bug(self, error: BaseException) -> None:
         """Show an unexpected exception for what it is."""

@@ -49,9 +49,33 @@ def test_every_command_has_help_with_an_example(name: str, capsys: pytest.Captur
     assert f"kimigguf {name}" in capsys.readouterr().out.partition("\n")[2]
 
 
-def test_no_argument_shows_help_and_unknown_command_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["recomend"]) == ExitCode.USAGE
-    assert "recommend" in capsys.readouterr().err
+def test_no_argument_shows_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([]) == ExitCode.USAGE
+    assert "kimigguf serve" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("argv", "said", "hint"),
+    [
+        (["recomend"], "recommend", "kimigguf --help"),
+        (["recommend", "--prefer", "beauty"], "quality", "kimigguf recommend --help"),
+        (["serve", "--prot", "1"], "--port", "kimigguf serve --help"),
+    ],
+)
+def test_a_mistyped_line_is_answered_like_any_other_error(
+    argv: list[str], said: str, hint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(argv) == ExitCode.USAGE
+    err = capsys.readouterr().err
+    assert err.startswith("error: ")
+    assert said in err
+    assert f"try: {hint}" in err
+
+
+def test_a_hint_is_never_folded_so_that_it_can_be_pasted(capsys: pytest.CaptureFixture[str]) -> None:
+    hint = f"rm '/models/{'a folder with a long name/' * 12}x.gguf'"
+    Show().error(UsageError("it is there", code="c", hint=hint))
+    assert hint in capsys.readouterr().err
 
 
 def fails_with(error: BaseException, monkeypatch: pytest.MonkeyPatch, mode: Mode = Mode.HUMAN) -> int:
