@@ -28,11 +28,11 @@ from kimigguf.engines.report import Comparison
 from kimigguf.engines.request import Request
 from kimigguf.engines.selftest import Result, poster, selftest
 from kimigguf.engines.serving import DEFAULT, ServingProfile, chat_template_arguments, load_serving
-from kimigguf.engines.sight import seen_by, unseen
+from kimigguf.engines.sight import seen_by, undescribed, unseen
 from kimigguf.engines.supervise import fresh_log
 from kimigguf.errors import MachineError, ServerError, UsageError
 from kimigguf.events import Listener, Notice, Step
-from kimigguf.hardware.detect import detect
+from kimigguf.hardware.detect import PATIENT_LIMIT_SECONDS, detect
 from kimigguf.hardware.snapshot import Machine
 from kimigguf.memory.settings import Settings
 from kimigguf.placement.place import Shortfall
@@ -286,14 +286,20 @@ def _planned(request: Request, environ: Mapping[str, str], listen: Listener) -> 
     may = not request.no_download
     stored = prepare.obtain(target, models, environ=environ, may_download=may, told=told, listen=listen)
     stored = prepare.verified(stored, listen)
-    machine = detect(environ=environ)
-    if sentence := unseen(machine, engine):
-        listen(Notice(text=sentence))
-    seen = seen_by(machine, engine)
+    seen = _seen_machine(engine, environ, listen)
     plan = prepare.plan_on(stored, seen, Settings(slots=request.slots), context_tokens=request.context_tokens)
     if isinstance(plan, Shortfall):
         return plan
     return _Made(plan=plan, engine=engine, stored=stored, machine=seen)
+
+
+def _seen_machine(engine: FoundEngine, environ: Mapping[str, str], listen: Listener) -> Machine:
+    """This machine as the engine sees it. What the two do not agree on is said: a plan leaves it out."""
+    machine = detect(environ=environ, limit_seconds=PATIENT_LIMIT_SECONDS)
+    for sentence in (unseen(machine, engine), undescribed(machine, engine)):
+        if sentence is not None:
+            listen(Notice(text=sentence))
+    return seen_by(machine, engine)
 
 
 def _check_effort(target: prepare.Target, request: Request, environ: Mapping[str, str]) -> None:
@@ -318,7 +324,7 @@ def _replayed(request: Request, environ: Mapping[str, str], listen: Listener) ->
             hint=f"kimigguf serve {plan.model.quant or 'QUANT'}",
         )
     stored = prepare.verified(prepare.complete(stored_at(Path(plan.model.folder) / plan.model.files[0].name)), listen)
-    machine = seen_by(detect(environ=environ), engine)
+    machine = _seen_machine(engine, environ, listen)
     before = changes(plan, machine)
     if different := [
         line for line in changes(plan, machine, files=prepare.planned_files(stored)) if line not in before

@@ -47,6 +47,32 @@ def unseen(machine: Machine, engine: FoundEngine) -> str | None:
     )
 
 
+def undescribed(machine: Machine, engine: FoundEngine) -> str | None:
+    """A sentence about devices of the engine of whose memory nothing can be planned; None if there are none.
+
+    The driver's own tools did not answer, or are not there: the engine has the device, and the plan would go without.
+    """
+    devices = usable_devices(engine)
+    seen = seen_by(machine, engine).accelerators or ()
+    lost = [device for device, found in zip(devices or (), seen, strict=False) if _is_undescribed(found)]
+    if devices is None or not lost:
+        return None
+    names = ", ".join(f"{device.name} ({device.description or 'without a name'})" for device in lost)
+    reasons = "; ".join(f"{one.what}: {one.reason}" for one in machine.unknown if one.what.startswith("accelerators"))
+    return (
+        f"{engine.title} has {names}, of whose memory this machine told too little, so nothing is planned on it"
+        + (f" ({reasons})" if reasons else "")
+        + "; kimigguf inspect shows what is missing"
+    )
+
+
+def _is_undescribed(found: Accelerator) -> bool:
+    """What the budget cannot count: unified memory is the host's own, any other needs its kind and a size."""
+    if found.memory_kind is MemoryKind.UNIFIED:
+        return False
+    return found.memory_kind is None or (found.total_bytes is None and found.free_bytes is None)
+
+
 def _match(device: EngineDevice, left: list[Accelerator]) -> Accelerator:
     """Take the accelerator that is meant out of ``left``; one that nobody detected is described by the engine alone."""
     index = _best(device, left)

@@ -16,6 +16,8 @@ from fakes.processes import free_port
 from kimigguf.cli.app import App, run
 from kimigguf.cli.show import Show
 from kimigguf.engines.watchdog import Restarts
+from kimigguf.hardware.detect import LIMIT_SECONDS, PATIENT_LIMIT_SECONDS, detect
+from kimigguf.hardware.snapshot import Machine
 
 
 @pytest.fixture(scope="module")
@@ -137,6 +139,34 @@ def test_a_plan_is_replayed_to_the_same_command(
     first = json.loads(capsys.readouterr().out)
     assert serve(environ, "--plan", first["plan_file"], "--dry-run", "--port", port) == 0
     assert json.loads(capsys.readouterr().out)["command"] == first["command"]
+
+
+def test_a_driver_that_wakes_slowly_is_waited_for(
+    capsys: pytest.CaptureFixture[str], environ: dict[str, str], tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a second eight sleeping cards do not answer, and the plan would go without them."""
+    limits: list[float] = []
+
+    def watched(**options: Any) -> Machine:
+        limits.append(options.get("limit_seconds", LIMIT_SECONDS))
+        return detect(**options)
+
+    monkeypatch.setattr("kimigguf.engines.session.detect", watched)
+    port = str(free_port())
+    assert serve(environ, str(tiny), "--dry-run", "--port", port) == 0
+    plan_file = json.loads(capsys.readouterr().out)["plan_file"]
+    assert serve(environ, "--plan", plan_file, "--dry-run", "--port", port) == 0
+    assert limits == [PATIENT_LIMIT_SECONDS] * 2
+
+
+def test_a_device_that_only_the_engine_knows_is_told(
+    capsys: pytest.CaptureFixture[str], environ: dict[str, str], tiny: Path, tmp_path: Path
+) -> None:
+    device = "Available devices:\n  CUDA0: NVIDIA H999 (143771 MiB, 143000 MiB free)\n"
+    engine = write_engine(tmp_path / "gpu" / "llama-server", version=mainline(11434), devices=device)
+    argv = (str(tiny), "--dry-run", "--port", str(free_port()))
+    assert serve(environ | {"KIMIGGUF_LLAMA_SERVER": str(engine)}, *argv) == 0
+    assert "CUDA0 (NVIDIA H999)" in capsys.readouterr().err
 
 
 def test_arguments_for_the_engine_stand_last_and_dangerous_ones_are_refused(

@@ -1,8 +1,10 @@
 """What an engine sees: a plan for accelerators that it cannot drive, or in another order, misplaces bytes."""
 
+from dataclasses import replace
+
 from kimigguf.engines.engine import EngineDevice, EngineKind, FoundEngine
-from kimigguf.engines.sight import seen_by, unseen
-from kimigguf.hardware.snapshot import Accelerator, Machine, MemoryKind
+from kimigguf.engines.sight import seen_by, undescribed, unseen
+from kimigguf.hardware.snapshot import Accelerator, Machine, MemoryKind, Unknown
 from kimigguf.units import GIB
 
 PRO = Accelerator(
@@ -70,3 +72,23 @@ def test_an_accelerator_that_only_the_engine_knows_has_memory_of_unknown_kind() 
 def test_an_engine_that_could_not_be_asked_changes_nothing() -> None:
     assert seen_by(machine(PRO), engine(known=False)) == machine(PRO)
     assert unseen(machine(PRO), engine(known=False)) is None
+
+
+def test_a_device_of_whose_memory_nothing_is_known_is_not_left_out_in_silence() -> None:
+    """NVIDIA's driver did not answer in time: a plan without the card looks like one for a machine without it."""
+    device = EngineDevice(name="CUDA0", description="NVIDIA RTX PRO 6000 Blackwell", total_bytes=95 * GIB)
+    silent = Machine(
+        name="m", source="test", unknown=(Unknown(what="accelerators.nvidia", reason="no answer within 10 s"),)
+    )
+    for known in (silent, replace(silent, accelerators=(Accelerator(name=device.description),))):
+        sentence = undescribed(known, engine(device))
+        assert sentence is not None
+        assert "CUDA0 (NVIDIA RTX PRO 6000 Blackwell)" in sentence
+        assert "no answer within 10 s" in sentence
+
+
+def test_nothing_is_said_about_devices_that_are_known() -> None:
+    device = EngineDevice(name="CUDA0", description="NVIDIA GeForce RTX 3090", total_bytes=24 * GIB)
+    assert undescribed(machine(OLD), engine(device)) is None
+    assert undescribed(machine(), engine(EngineDevice(name="MTL0", description="Apple M3 Ultra"))) is None
+    assert undescribed(machine(), engine(known=False)) is None
