@@ -47,7 +47,7 @@ def test_this_machine_is_detected_in_time_and_its_file_says_the_same(tmp_path: P
     save(machine, tmp_path / "here.toml")
     saved = load_file(tmp_path / "here.toml")
     assert not saved.is_this_one, "read elsewhere or later, a file describes a machine"
-    assert saved == replace(machine, source=saved.source)
+    assert saved == replace(machine, name="here", source=saved.source)
 
 
 def test_a_hung_nvml_costs_the_nvidia_facts_only(capture: Loader) -> None:
