@@ -148,7 +148,9 @@ def save(machine: Machine, path: Path, *, overwrite: bool = False) -> None:
         if not overwrite:
             refuse_existing(path)
         # A file may be read elsewhere and later: it describes a machine, and is none that was read just now.
-        described = replace(machine, name=path.stem, source="read by kimigguf inspect") if machine.is_this_one else machine
+        described = (
+            replace(machine, name=path.stem, source="read by kimigguf inspect") if machine.is_this_one else machine
+        )
         temporary.write_text(f"{comment}\n{to_toml(described)}", encoding="utf-8")
         _give_name(temporary, path, overwrite=overwrite)
     except FileExistsError:
