@@ -119,11 +119,13 @@ def command(
         target = resolve(app, model, models_dir=models_dir, ask_hub=ask_hub or verify, listen=listen)
     _check_readable(target)
     this = chosen_machine(app, machine)
+    engine, warnings = _engine(app, kind=engine_kind, engine_path=engine_path, is_here=this.is_this_one)
+    this, unused = _as_seen(this, engine)
+    warnings = (*warnings, *unused)
     have = budget(this, reserve_ram_bytes=reserves[0], reserve_vram_bytes=reserves[1])
     plan = plan_for(target.spec, this, settings, model=target.model, have=have)
     if isinstance(plan, Shortfall):
-        return _answer_no(app, target, this, plan)
-    engine, warnings = _engine(app, kind=engine_kind, engine_path=engine_path, is_here=this.is_this_one)
+        return _answer_no(app, target, this, plan, warnings)
     argv, more = _command(app, plan, engine)
     comparison = _verify(app, plan, target, engine, argv) if verify else None
     answer = Answer(
@@ -154,12 +156,14 @@ def _check_readable(target: "Target") -> None:
         )
 
 
-def _answer_no(app: App, target: "Target", machine: "Machine", shortfall: "Shortfall") -> int:
+def _answer_no(
+    app: App, target: "Target", machine: "Machine", shortfall: "Shortfall", warnings: tuple[str, ...]
+) -> int:
     from kimigguf.cli import plan_show
 
     app.show.answer(
-        plan_show.shortfall_record(target, machine, shortfall),
-        lambda console: plan_show.draw_shortfall(console, target, machine, shortfall),
+        plan_show.shortfall_record(target, machine, shortfall, warnings),
+        lambda console: plan_show.draw_shortfall(console, target, machine, shortfall, warnings),
     )
     return ExitCode.ANSWERED_NO
 
@@ -180,6 +184,19 @@ def _engine(app: App, *, kind: str, engine_path: Path | None, is_here: bool) -> 
         if engine_path is not None or kind != "auto":
             raise
         return plain, (f"{error.message}: {error.hint}",)
+
+
+def _as_seen(machine: "Machine", engine: "FoundEngine") -> "tuple[Machine, tuple[str, ...]]":
+    """This machine with the accelerators that the engine has, in its order, and what is left unused, in sentences.
+
+    A replay plans on the same; a described machine has another engine than the one here, so it stays as it is.
+    """
+    from kimigguf.engines.sight import seen_by, undescribed, unseen
+
+    if not machine.is_this_one:
+        return machine, ()
+    told = (unseen(machine, engine), undescribed(machine, engine))
+    return seen_by(machine, engine), tuple(sentence for sentence in told if sentence is not None)
 
 
 def _command(app: App, plan: "Plan", engine: "FoundEngine") -> "tuple[Command | None, tuple[str, ...]]":

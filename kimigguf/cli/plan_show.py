@@ -75,7 +75,9 @@ def _comparison_record(comparison: "Comparison") -> dict[str, Any]:
     }
 
 
-def shortfall_record(target: "Target", machine: "Machine", shortfall: "Shortfall") -> dict[str, Any]:
+def shortfall_record(
+    target: "Target", machine: "Machine", shortfall: "Shortfall", warnings: tuple[str, ...]
+) -> dict[str, Any]:
     """A plan that cannot be: what is missing, and the ways out."""
     return {
         "schema": "kimigguf.shortfall/1",
@@ -88,16 +90,21 @@ def shortfall_record(target: "Target", machine: "Machine", shortfall: "Shortfall
         "reason": shortfall.reason,
         "gave_way": list(shortfall.gave_way),
         "ways_out": list(_ways_out(machine, shortfall)),
+        "warnings": list(warnings),
     }
 
 
-def draw_shortfall(console: "Console", target: "Target", machine: "Machine", shortfall: "Shortfall") -> None:
+def draw_shortfall(
+    console: "Console", target: "Target", machine: "Machine", shortfall: "Shortfall", warnings: tuple[str, ...]
+) -> None:
     """Say that it does not fit, by how much, and what would help."""
     name = target.model.quant or target.model.folder or target.model.architecture
     console.print(f"{name} does not fit {machine.name}", style="bold red", markup=False)
     console.print(f"  {shortfall.reason}", markup=False)
     for words in shortfall.gave_way:
         console.print(f"  even with {words}", markup=False)
+    for words in warnings:
+        console.print(f"note: {words}", style="yellow", markup=False)
     for way in _ways_out(machine, shortfall):
         console.print(f"  - {way}", markup=False)
 

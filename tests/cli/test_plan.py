@@ -13,7 +13,11 @@ from fakes.hub import serve as serve_hub
 from kimigguf.catalogue.profiles import load_model
 from kimigguf.cli.app import App, run
 from kimigguf.cli.show import Show
+from kimigguf.hardware.snapshot import DETECTED, THIS_MACHINE, Accelerator, Machine, MemoryKind, Ram
+from kimigguf.placement.place import device_need_bytes
+from kimigguf.placement.plan import Plan
 from kimigguf.placement.plan_file import load_plan
+from kimigguf.units import GIB
 
 MACHINE = "epyc-768g-rtx-pro-6000"
 
@@ -244,6 +248,53 @@ def test_a_what_if_is_planned_for_a_plain_llama_server(
     assert code == 0
     assert data["command"]["argv"][0] == "llama-server"
     assert data["machine"]["device_bytes"] == [96 * 2**30] * 2
+
+
+def two_gpus_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This machine has a small GPU first on its bus and a large one behind it."""
+    small = Accelerator(name="NVIDIA GeForce RTX 3090", memory_kind=MemoryKind.DISCRETE, total_bytes=24 * GIB)
+    large = Accelerator(name="NVIDIA RTX PRO 6000", memory_kind=MemoryKind.DISCRETE, total_bytes=96 * GIB)
+    here = Machine(
+        name=THIS_MACHINE, source=DETECTED, ram=Ram(total_bytes=1024 * GIB), accelerators=(small, large), disks=()
+    )
+    assert here.is_this_one
+    monkeypatch.setattr("kimigguf.hardware.detect.detect", lambda **_: here)
+
+
+def test_here_the_shares_go_to_the_gpus_in_the_engines_order_not_the_drivers(
+    tmp_path: Path, environ: dict[str, str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    two_gpus_here(monkeypatch)
+    devices = (
+        "Available devices:\n  CUDA0: NVIDIA RTX PRO 6000 (98304 MiB, 97000 MiB free)\n"
+        "  CUDA1: NVIDIA GeForce RTX 3090 (24576 MiB, 24000 MiB free)\n"
+    )
+    server = write_engine(tmp_path / "bin" / "llama-server", version=mainline(11434), devices=devices)
+    code, data = answered(capsys, environ, "UD-IQ1_M", "--engine-path", str(server))
+    assert code == 0
+    assert data["machine"]["device_names"] == ["NVIDIA RTX PRO 6000", "NVIDIA GeForce RTX 3090"]
+    shares = [device_need_bytes(load_written(tmp_path, data).ledger, index) for index in (0, 1)]
+    assert 80 * GIB < shares[0] <= 95 * GIB, "the large card gets the large share"
+    assert shares[1] <= 23 * GIB
+    argv = data["command"]["argv"]
+    assert argv[argv.index("--device") + 1] == "CUDA0,CUDA1"
+
+
+def test_here_an_engine_without_the_gpus_gets_a_plan_for_the_host_and_that_is_said(
+    tmp_path: Path, environ: dict[str, str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    two_gpus_here(monkeypatch)
+    server = write_engine(tmp_path / "bin" / "llama-server", version=mainline(11434))
+    code, data = answered(capsys, environ, "UD-IQ1_M", "--engine-path", str(server))
+    assert code == 0
+    assert data["layout"]["devices"] == []
+    assert data["command"]["argv"][data["command"]["argv"].index("--device") + 1] == "none"
+    assert any("does not see 2 of this machine's 2" in warning for warning in data["warnings"])
+
+
+def load_written(folder: Path, data: dict[str, Any]) -> Plan:
+    (folder / "plan.json").write_text(json.dumps(data))
+    return load_plan(folder / "plan.json")
 
 
 @pytest.mark.native
