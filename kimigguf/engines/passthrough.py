@@ -5,6 +5,7 @@ from typing import Final
 
 from kimigguf.engines.engine import EngineKind
 from kimigguf.errors import UsageError
+from kimigguf.memory.flags import spelled
 
 _PLACED: Final = "the plan places every tensor; llama.cpp's fitting gives up in silence where the two are mixed"
 _COUNTED: Final = "the plan's memory stands on it"
@@ -16,7 +17,12 @@ _REASONS: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
         (
             "-ngl", "--gpu-layers", "--n-gpu-layers", "-ts", "--tensor-split", "-ot", "--override-tensor", "-cmoe",
             "--cpu-moe", "-ncmoe", "--n-cpu-moe", "-ncffn", "--n-cpu-ffn", "-sm", "--split-mode", "-mg", "--main-gpu",
-            "-dev", "--device", "--rpc", "-fit", "--fit", "-fitt", "--fit-target", "-fitc", "--fit-ctx",
+            "-dev", "--device", "--rpc", "-fit", "--fit", "-fitt", "--fit-target", "-fitc", "--fit-ctx", "--no-host",
+            "--op-offload", "--no-op-offload", "--mmproj-offload", "--no-mmproj-offload", "-mmdev", "--mmproj-device",
+            "-otd", "--override-tensor-draft", "--spec-draft-override-tensor", "-cmoed", "--cpu-moe-draft", "--spec-draft-cpu-moe", "-ncmoed",
+            "--n-cpu-moe-draft", "--spec-draft-n-cpu-moe", "--spec-draft-ncmoe", "-devd", "--device-draft",
+            "--spec-draft-device", "-ngld", "--gpu-layers-draft", "--n-gpu-layers-draft", "--spec-draft-ngl",
+            "--spec-draft-backend-sampling", "--no-spec-draft-backend-sampling", "-bs", "--backend-sampling",
         ),
     ),
     _COUNTED: (
@@ -25,9 +31,12 @@ _REASONS: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
             "-c", "--ctx-size", "-np", "--parallel", "-b", "--batch-size", "-ub", "--ubatch-size", "-ctk",
             "--cache-type-k", "-ctv", "--cache-type-v", "-fa", "--flash-attn", "-ctxcp", "--ctx-checkpoints",
             "--swa-checkpoints", "-cram", "--cache-ram", "-kvu", "--kv-unified", "-no-kvu", "--no-kv-unified", "-kvo",
-            "--kv-offload", "-nkvo", "--no-kv-offload", "--repack", "-nr", "--no-repack", "-lm", "--load-mode",
+            "--kv-offload", "-nkvo", "--no-kv-offload", "--kv-unified-per-slot", "--repack", "-nr", "--no-repack",
+            "-lm", "--load-mode",
             "--mlock", "--mmap", "--no-mmap", "--swa-full", "-mm", "--mmproj", "-mmu", "--mmproj-url", "-md",
-            "--spec-draft-model", "--model-draft", "--lora", "--lora-scaled",
+            "--spec-draft-model", "--model-draft", "--spec-type", "--spec-default", "-ctkd", "--cache-type-k-draft",
+            "--spec-draft-type-k", "-ctvd", "--cache-type-v-draft", "--spec-draft-type-v", "--lora", "--lora-scaled",
+            "--control-vector", "--control-vector-scaled", "-lzm", "--lazy-mode", "--override-kv",
         ),
     ),
     "reusing a middle part of a prompt corrupts K3's recurrent state": ("leave it out", ("--cache-reuse",)),
@@ -36,10 +45,24 @@ _REASONS: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
         (
             "-m", "--model", "-mu", "--model-url", "-hf", "-hfr", "--hf-repo", "-hff", "--hf-file", "-dr",
             "--docker-repo", "-a", "--alias", "--host", "--port", "--api-prefix", "-lv", "--verbosity",
-            "--log-verbosity", "--log-file", "--log-disable", "--models-dir", "--models-preset", "--no-metrics",
+            "--log-verbosity", "--log-file", "--log-disable", "--log-jsonl", "--models-dir",
+            "--models-preset", "--no-metrics",
         ),
     ),
     "every user of this machine can read a command line": ("use --api-key-file FILE of kimigguf serve", ("--api-key",)),
+    "every user of this machine can read a command line, and the engine fetches nothing": (
+        "kimigguf download reads HF_TOKEN from the environment",
+        ("-hft", "--hf-token"),
+    ),
+    "it fetches another model, unchecked, and serves it in place of K3": (
+        "name what to serve: kimigguf serve QUANT",
+        (
+            "-hfd", "-hfrd", "--hf-repo-draft", "--spec-draft-hf", "--embd-gemma-default", "--fim-qwen-1.5b-default",
+            "--fim-qwen-3b-default", "--fim-qwen-7b-default", "--fim-qwen-7b-spec", "--fim-qwen-14b-spec",
+            "--fim-qwen-30b-default", "--gpt-oss-20b-default", "--gpt-oss-120b-default", "--vision-gemma-4b-default",
+            "--vision-gemma-12b-default",
+        ),
+    ),
     "it would let other people or pages in": (
         "use the options of kimigguf serve",
         ("--api-key-file", "--cors-origins", "--cors-methods", "--cors-headers", "--cors-credentials", "--reuse-port"),
@@ -73,7 +96,7 @@ def check_extra(extra: Sequence[str], kind: EngineKind) -> None:
             hint="use --engine llama-server, or leave out what stands after --",
         )
     for word in extra:
-        flag = word.partition("=")[0]
+        flag = spelled(word.partition("=")[0])
         for reason, (instead, flags) in _REASONS.items():
             if flag in flags:
                 raise UsageError(f"{flag} cannot be handed on", code="flag-undoes-plan", cause=reason, hint=instead)

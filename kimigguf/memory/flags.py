@@ -168,6 +168,11 @@ _UNCOUNTED: Final = frozenset(
 """Flags that bring further weights."""
 
 
+def spelled(flag: str) -> str:
+    """The flag as llama.cpp looks it up: in long ones an underscore counts as a dash (``--ctx_size``)."""
+    return flag.replace("_", "-") if flag.startswith("--") else flag
+
+
 def parse(
     argv: Sequence[str],
     spec: ModelSpec,
@@ -215,7 +220,7 @@ def _read(argv: Sequence[str]) -> tuple[_Given, list[str]]:
     words = iter(_single_words(argv))
     pending: str | None = next(words, None)
     while pending is not None:
-        flag, pending = pending, next(words, None)
+        flag, pending = spelled(pending), next(words, None)
         if flag in _SWITCHES:
             name, value = _SWITCHES[flag]
             setattr(given, name, value)
@@ -245,7 +250,8 @@ def _single_words(argv: Sequence[str]) -> list[str]:
     """``--flag=value`` is two words to llama.cpp's parser only where it is written so; both forms are taken."""
     words: list[str] = []
     for word in argv:
-        name, equals, value = word.partition("=")
+        given, equals, value = word.partition("=")
+        name = spelled(given)
         if equals and name.startswith("--") and (name in _VALUES or name in _OVERRIDING or name == "--fit"):
             words += [name, value]
         else:

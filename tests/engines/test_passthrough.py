@@ -1,6 +1,8 @@
 """What may be handed on to llama-server: everything but what would undo the plan's safety."""
 
+import re
 import subprocess
+from pathlib import Path
 
 import pytest
 from fakes.engines import native_folder
@@ -8,6 +10,9 @@ from fakes.engines import native_folder
 from kimigguf.engines.engine import EngineKind
 from kimigguf.engines.passthrough import _REASONS, check_extra
 from kimigguf.errors import UsageError
+from kimigguf.gguf_file.shards import find_set, read_set
+from kimigguf.memory.flags import parse, spelled
+from kimigguf.memory.model import ModelSpec
 
 
 @pytest.mark.parametrize(
@@ -30,6 +35,28 @@ def test_an_argument_that_undoes_the_plan_is_refused_with_the_reason(flag: str) 
     assert caught.value.hint
 
 
+@pytest.mark.parametrize(
+    "written", ["--ctx_size", "--n_gpu_layers", "--api_key", "--hf_token", "--gpt_oss_20b_default", "--ctx_size=9"]
+)
+def test_a_refused_flag_is_refused_in_the_spelling_that_llama_cpp_takes_too(written: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        check_extra([written, "SECRET"], EngineKind.LLAMA_SERVER)
+    assert caught.value.code == "flag-undoes-plan"
+    assert "SECRET" not in f"{caught.value.message} {caught.value.cause} {caught.value.hint}"
+
+
+@pytest.mark.parametrize("value", ["--temp", "my_model", "-h_x"])
+def test_what_is_no_long_flag_is_left_as_it_is(value: str) -> None:
+    assert spelled(value) == value
+
+
+def test_memory_reads_the_spelling_with_underscores_as_llama_cpp_does(tiny: Path) -> None:
+    spec = ModelSpec.from_shards(read_set(find_set(tiny)))
+    usual = parse(["--ctx-size", "8192", "--no-kv-offload", "--parallel", "2"], spec)
+    assert parse(["--ctx_size=8192", "--no_kv_offload", "--parallel", "2"], spec) == usual
+    assert usual.settings.context_tokens == 8192
+
+
 def test_an_engine_without_a_command_line_takes_none() -> None:
     with pytest.raises(UsageError, match="embedded"):
         check_extra(["--threads", "4"], EngineKind.EMBEDDED)
@@ -43,3 +70,18 @@ def test_most_refused_flags_are_flags_of_the_real_server() -> None:
     words = set(done.stdout.replace(",", " ").split())
     refused = {flag for _, flags in _REASONS.values() for flag in flags}
     assert refused - words <= {"--mlock", "--mmap", "--no-mmap", "--model-draft", "--no-metrics", "--agent"}
+
+
+@pytest.mark.native
+@pytest.mark.engine
+def test_every_flag_of_the_real_server_that_fetches_or_places_or_tells_a_secret_is_refused() -> None:
+    """Flags go by their help: a new build may bring new ones."""
+    done = subprocess.run([str(native_folder() / "llama-server"), "--help"], capture_output=True, text=True, check=True)
+    telling = re.compile(r"can download|download url|hugging face|access token|api key|buffer type|offload")
+    refused = {flag for _, flags in _REASONS.values() for flag in flags}
+    found = 0
+    for entry in re.split(r"^(?=-[\w-])", done.stdout, flags=re.MULTILINE)[1:]:
+        if telling.search(" ".join(entry.lower().split())):
+            found += 1
+            assert refused & set(re.findall(r"--?[a-z][\w.-]*", entry)), entry
+    assert found > 15
