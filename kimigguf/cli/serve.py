@@ -1,6 +1,5 @@
 """``kimigguf serve``: from a quant's name to an endpoint that answers, and back to nothing on Ctrl-C."""
 
-import signal
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -93,7 +92,6 @@ def command(app: App, /, **options: Any) -> int:  # noqa: ANN401 -- click's pars
     request = _request(options)
     if detach:
         return serve_detached(app, request)
-    _stop_by_signal()
     with app.show.progress() as listen:
         prepared = prepare_session(request, app.environ, listen)
     if isinstance(prepared, Shortfall):
@@ -106,7 +104,9 @@ def command(app: App, /, **options: Any) -> int:  # noqa: ANN401 -- click's pars
         try:
             _serve_once(app, prepared)
         except EngineDiedError as error:
-            seconds = restarts.seconds_before_next(time.monotonic(), may_pass=error.may_pass) if restarts else None
+            if restarts is None:
+                raise
+            seconds = restarts.seconds_before_next(ready_seconds=error.ready_seconds, may_pass=error.may_pass)
             if seconds is None:
                 raise
             app.show.error(error)
@@ -127,22 +127,6 @@ def _serve_once(app: App, prepared: "Prepared") -> NoReturn:
             session.wait_ready(listen)
         app.show.answer(ready_record(session), lambda console: show_ready(console, session))
         session.server.wait(lambda event: app.show.note(event.text) if isinstance(event, Notice) else None)
-
-
-def _stop_by_signal() -> None:
-    """Let a supervisor's stop and a closed terminal be what a Ctrl-C is: the same clean-up runs.
-
-    Raised directly and not by way of SIGINT, which a shell ignores for what it starts with ``&``. What the user has
-    chosen to ignore (nohup) stays ignored.
-    """
-
-    def interrupt(_number: int, _frame: object) -> None:
-        raise KeyboardInterrupt
-
-    for name in ("SIGTERM", "SIGHUP"):
-        number = getattr(signal, name, None)
-        if number is not None and signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, interrupt)
 
 
 def _request(options: dict[str, Any]) -> "Request":

@@ -3,7 +3,7 @@
 import re
 import signal
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from kimigguf.engines.symptoms import FATAL
@@ -54,6 +54,12 @@ _SIGNALS: Final[Mapping[int, Diagnosis]] = {
         message="the engine uses instructions that this processor does not have",
         hint="use an engine built for this processor, or --engine embedded",
     ),
+    # The engine ended itself, by a check of its own. What it checked is as it was at the next start.
+    signal.SIGABRT: Diagnosis(
+        code="aborted",
+        message="the engine gave up: a check of its own failed, or an error that it does not handle",
+        hint="see the log; another build of the engine may not have the fault: --engine-path DIR",
+    ),
     signal.SIGBUS: Diagnosis(
         code="file-changed",
         message="a mapped shard could not be read: it was cut or its disk failed while it was in use",
@@ -79,9 +85,10 @@ def diagnose(log: str, how: Exit) -> Diagnosis:
                     line=bare(line),
                     may_pass=symptom.may_pass,
                 )
-    if how.signal_number is not None and (known := _SIGNALS.get(how.signal_number)):
-        return known
     errors = [line for line in lines if re.search(r"\bE\b|error|fail|abort|assert", line, re.IGNORECASE)]
+    if how.signal_number is not None and (known := _SIGNALS.get(how.signal_number)):
+        own = how.signal_number == signal.SIGABRT  # then its last words tell why; a kill from outside has none
+        return replace(known, line=bare(errors[-1])) if own and errors else known
     return Diagnosis(
         code="server-died",
         message=f"the engine ended ({how})",
@@ -97,9 +104,13 @@ def bare(line: str) -> str:
 
 
 class EngineDiedError(ServerError):
-    """The engine's process ended by itself. ``may_pass``: another try could succeed."""
+    """The engine's process ended by itself. ``may_pass``: another try could succeed.
+
+    ``ready_seconds`` is how long it had been ready, 0 if it never was.
+    """
 
     may_pass = False
+    ready_seconds = 0.0
 
 
 def server_error(

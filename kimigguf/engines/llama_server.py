@@ -98,6 +98,7 @@ class Server:
         self._total_bytes = total_bytes
         self._key = key
         self._kills = read_kills()
+        self._ready_at: float | None = None
         self.address = address
         self.alias = alias
         self.state = State.STARTING
@@ -151,8 +152,9 @@ class Server:
             if answer is not None and answer[0] == _OK and self._is_ours():
                 self.raise_if_dead("loading")
                 self.state = State.READY
+                self._ready_at = time.monotonic()
                 watch.finish()
-                return time.monotonic() - began
+                return self._ready_at - began
             if answer is not None:
                 self.state = State.LOADING
                 self._refuse_stranger(answer[0], began)
@@ -215,7 +217,9 @@ class Server:
         how = self._child.stop(0)
         by_kernel = explain(self._kills, read_kills()) if how.signal_number == signal.SIGKILL else None
         text, path = self._child.log_tail(), str(self._child.log)
-        return server_error(text, how, log_path=path, while_doing=doing, evidence=by_kernel)
+        error = server_error(text, how, log_path=path, while_doing=doing, evidence=by_kernel)
+        error.ready_seconds = 0.0 if self._ready_at is None else time.monotonic() - self._ready_at
+        return error
 
     def stop(self) -> None:
         """End the engine and everything it started. Safe to call twice."""

@@ -99,6 +99,13 @@ FATAL: Final = (
         "the engine does not run on this machine: a library or a kernel for this hardware is missing",
         "install its libraries, or use --engine embedded",
     ),
+    # Before the accelerators' own errors: what is not handled ends the same way each time.
+    symptom(
+        r"GGML_ASSERT\(|terminate called|libc\+\+abi: terminating|pure virtual method called",
+        "aborted",
+        "the engine gave up: a check of its own failed, or an error that it does not handle",
+        "see the log; another build of the engine may not have the fault: --engine-path DIR",
+    ),
     symptom(
         r"CUDA error|ROCm error|ggml_cuda_error|hipError|vk::\w+Error|device lost",
         "device-error",

@@ -26,6 +26,8 @@ CASES = {
     "failed: out of memory",
     "not-fitted": "common_fit_params: failed to fit params to free device memory: n_gpu_layers already set by user",
     "engine-unusable": "llama-server: error while loading shared libraries: libcudart.so.13: cannot open shared object",
+    "aborted": "/src/ggml/src/ggml.c:3129: GGML_ASSERT(ggml_can_mul_mat(a, b)) failed",
+    "aborted ": "terminate called after throwing an instance of 'std::out_of_range'",
     "layout-mismatch": "llama_model_load: error loading model: wrong number of tensors; expected 2760, got 2573",
 }
 
@@ -46,10 +48,22 @@ def test_the_line_that_matters_is_found_among_those_that_repeat_the_failure(line
 
 @pytest.mark.parametrize(
     ("number", "code"),
-    [(signal.SIGKILL, "killed"), (signal.SIGILL, "illegal-instruction"), (signal.SIGBUS, "file-changed")],
+    [
+        (signal.SIGKILL, "killed"),
+        (signal.SIGABRT, "aborted"),
+        (signal.SIGILL, "illegal-instruction"),
+        (signal.SIGBUS, "file-changed"),
+    ],
 )
 def test_a_signal_without_words_is_explained(number: signal.Signals, code: str) -> None:
-    assert diagnose("0.1 I load_tensors: loading\n", Exit(signal_number=number)).code == code
+    found = diagnose("0.1 I load_tensors: loading\n", Exit(signal_number=number))
+    assert found.code == code
+    assert not found.may_pass
+
+
+def test_a_disturbed_accelerator_may_recover_though_the_engine_aborts_over_it() -> None:
+    log = "0.9 E CUDA error: unspecified launch failure\n/src/ggml-cuda.cu:103: CUDA error\n"
+    assert diagnose(log, Exit(signal_number=signal.SIGABRT)).may_pass
 
 
 def test_an_unknown_end_shows_the_last_error_and_claims_no_cause() -> None:

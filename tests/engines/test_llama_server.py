@@ -12,6 +12,7 @@ from fakes.processes import free_port, is_open, is_running, until
 
 from kimigguf.engines import llama_server
 from kimigguf.engines.command import Command
+from kimigguf.engines.diagnose import EngineDiedError
 from kimigguf.engines.llama_server import Address, Server
 from kimigguf.engines.supervise import State
 from kimigguf.errors import ServerError
@@ -60,6 +61,8 @@ def test_a_death_while_loading_is_explained(tmp_path: Path, mode: str, code: str
     assert caught.value.exit_code == 6
     assert words in f"{caught.value.message} {caught.value.cause}"
     assert str(tmp_path / "engine.log") in (caught.value.hint or "")
+    assert isinstance(caught.value, EngineDiedError)
+    assert caught.value.ready_seconds == 0.0  # it never was: its load is no time in which it served
 
 
 def test_a_death_while_serving_is_explained(tmp_path: Path) -> None:
@@ -70,6 +73,8 @@ def test_a_death_while_serving_is_explained(tmp_path: Path) -> None:
     assert caught.value.code == "device-error"
     assert "illegal memory access" in (caught.value.cause or "")
     assert "serving" in caught.value.message
+    assert isinstance(caught.value, EngineDiedError)
+    assert 0.0 < caught.value.ready_seconds < 30.0
 
 
 def test_a_hung_server_is_named_while_its_process_lives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
