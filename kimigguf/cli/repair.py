@@ -6,15 +6,16 @@ import click
 
 from kimigguf import units
 from kimigguf.cli.app import App
-from kimigguf.cli.models_option import models_option, stored_set
+from kimigguf.cli.chosen_set import DEFAULT_MODEL, Wanted, chosen_set
+from kimigguf.cli.models_option import models_option
 from kimigguf.cli.show import output_options
-from kimigguf.errors import ExitCode
+from kimigguf.errors import ExitCode, UsageError
 
 
 @click.command("repair", short_help="Fetch again only what is bad of a downloaded quant.")
 @click.argument("quant_or_path", metavar="QUANT|PATH")
 @models_option
-@click.option("--model", "model_name", default="kimi-k3", show_default=True, help="Model profile.")
+@click.option("--model", "model_name", default=DEFAULT_MODEL, show_default=True, help="Model profile.")
 @output_options
 @click.pass_obj
 def command(app: App, *, quant_or_path: str, models_dir: Path | None, model_name: str) -> int:
@@ -27,7 +28,15 @@ def command(app: App, *, quant_or_path: str, models_dir: Path | None, model_name
     from kimigguf.download.repair import repair
     from kimigguf.download.store import as_json
 
-    stored = stored_set(app, quant_or_path, models_dir, model_name)
+    wanted = Wanted(text=quant_or_path, models_dir=models_dir, model_name=model_name)
+    stored = chosen_set(app, wanted)
+    if stored.manifest is None:
+        raise UsageError(
+            f"nobody has said what the files of {stored.first} should be",
+            code="foreign-set",
+            cause="kimigguf did not fetch them; import hashes them against the hub and takes over what is right",
+            hint=wanted.command("import", about=stored.folder),
+        )
     with app.show.progress() as listen:
         done = repair(stored, environ=app.environ, listen=listen)
     bad = [{"name": file.name, "verdict": str(file.verdict), "reason": file.reason} for file in done.found.bad]
