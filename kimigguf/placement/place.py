@@ -115,6 +115,14 @@ def device_need_bytes(counted: Ledger, device: int) -> int:
     return counted.total_bytes(device) - context
 
 
+def host_have_bytes(counted: Ledger, budget: Budget) -> int | None:
+    """RAM for the host's part: all that is usable, less what devices take of the same pool; None: unknown."""
+    if budget.ram_bytes is None:
+        return None
+    shared = (device_need_bytes(counted, index) for index, device in enumerate(budget.devices) if device.unified)
+    return budget.ram_bytes - sum(shared)
+
+
 def _host_experts(counted: Ledger) -> int:
     return sum(row.size_bytes or 0 for row in counted.rows if row.device is HOST and row.component is Component.EXPERTS)
 
@@ -133,10 +141,8 @@ class _Table:
 
     def host_have(self, placed: Placed) -> int:
         """RAM for the host's part: all that is usable, less what devices take of the same pool."""
-        if self.budget.ram_bytes is None:
-            return placed.ledger.total_bytes(HOST)
-        shared = sum(device_need_bytes(placed.ledger, d) for d, unified in enumerate(self.unified) if unified)
-        return self.budget.ram_bytes - shared
+        left = host_have_bytes(placed.ledger, self.budget)
+        return placed.ledger.total_bytes(HOST) if left is None else left
 
     def place(self, settings: Settings, *, experts_stay_pageable: bool = False) -> Placed:
         """The best placement of these settings, whether or not the host's part fits in RAM."""

@@ -9,7 +9,7 @@ from kimigguf.errors import UsageError
 from kimigguf.hardware.snapshot import Machine
 from kimigguf.memory.layout import HOST
 from kimigguf.placement.budget import Budget, budget
-from kimigguf.placement.place import device_need_bytes, resident_bytes
+from kimigguf.placement.place import device_need_bytes, host_have_bytes, resident_bytes
 from kimigguf.placement.plan import Plan, PlannedFile
 from kimigguf.units import memory
 
@@ -121,8 +121,10 @@ def _too_little(plan: Plan, have: Budget) -> list[str]:
             found.append(f"{name}: the plan needs {memory(need)}, and {memory(usable)} are usable now")
     # Experts on the host lie in the page cache: they may be dropped and read again, the rest may not.
     need = resident_bytes(plan.ledger) if plan.streamed_bytes else plan.ledger.total_bytes(HOST)
-    if have.ram_bytes is not None and need > have.ram_bytes:
-        found.append(f"RAM: the plan needs {memory(need)}, and {memory(have.ram_bytes)} are usable now")
+    usable = host_have_bytes(plan.ledger, have)
+    if usable is not None and need > usable:
+        beside = " beside what the devices take of it" if usable != have.ram_bytes else ""
+        found.append(f"RAM: the plan needs {memory(need)}, and {memory(max(0, usable))} are usable now{beside}")
     return found
 
 

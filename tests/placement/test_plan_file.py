@@ -13,6 +13,7 @@ from kimigguf.hardware.machines import load_machine
 from kimigguf.hardware.snapshot import Machine
 from kimigguf.memory.model import ModelSpec
 from kimigguf.memory.settings import Settings
+from kimigguf.placement.place import device_need_bytes
 from kimigguf.placement.plan import Plan, PlannedFile, PlannedModel, plan_for
 from kimigguf.placement.plan_file import changes, load_plan, plan_record, write_plan
 from kimigguf.units import GIB
@@ -113,6 +114,25 @@ def test_a_replay_names_what_has_changed_on_the_machine(machine: Machine, named:
     found = changes(PLAN, machine, files=FILES)
     assert len(found) == 1
     assert named in found[0]
+
+
+def test_memory_that_a_device_shares_with_the_host_is_asked_for_once_by_both() -> None:
+    mac = load_machine("mac-studio-512g", {})
+    assert mac.is_unified
+    profile = load_model()
+    spec = ModelSpec.from_profile(profile, find_quant(profile, "UD-IQ1_M"))
+    wanted = Settings(context_tokens=8192, prompt_cache_bytes=0, checkpoints=0)
+    roomy = replace(mac, ram=replace(mac.ram, total_bytes=2048 * GIB))
+    plan = plan_for(spec, roomy, wanted, model=PLAN.model)
+    assert isinstance(plan, Plan)
+    device, host = device_need_bytes(plan.ledger, 0), plan.ledger.total_bytes(None)
+    assert min(device, host) > GIB
+    enough = replace(roomy, ram=replace(roomy.ram, available_bytes=device + host))
+    assert changes(plan, enough) == ()
+    # Each of the two has room alone; together they have not.
+    scarce = replace(roomy, ram=replace(roomy.ram, available_bytes=max(device, host) + GIB // 2))
+    (found,) = changes(plan, scarce)
+    assert found.startswith("RAM: the plan needs")
 
 
 def test_a_firmware_update_that_moves_the_ram_by_a_little_is_no_change() -> None:
