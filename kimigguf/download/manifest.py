@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import shlex
 import tempfile
 import time
 from dataclasses import asdict, dataclass, replace
@@ -137,7 +138,11 @@ def _safe(name: str) -> bool:
 
 def _bad_manifest(path: Path, cause: str) -> IntegrityError:
     return IntegrityError(
-        f"{path} is no manifest of this program", code="bad-manifest", cause=cause, hint=f"move it away: rm {path}"
+        f"{path} is no manifest of this program",
+        code="bad-manifest",
+        cause=cause,
+        hint=f"forget it, and hash what lies there anew: rm {shlex.quote(str(path))} && "
+        f"kimigguf import {shlex.quote(str(path.parent))}",
     )
 
 

@@ -13,7 +13,7 @@ from kimigguf.catalogue.access import endpoint
 from kimigguf.catalogue.quants import ModelProfile, Quant
 from kimigguf.catalogue.remote import RemoteSet
 from kimigguf.download import disk
-from kimigguf.download.bring import bring
+from kimigguf.download.bring import bring, coming
 from kimigguf.download.fetch import download
 from kimigguf.download.lock import hold
 from kimigguf.download.manifest import (
@@ -356,6 +356,7 @@ def remove(stored: StoredSet, *, wait: bool, listen: Listener = ignore) -> tuple
             for file in stored.files:
                 file.path.unlink(missing_ok=True)
                 (folder / (file.name + PART)).unlink(missing_ok=True)
+                coming(file.path).unlink(missing_ok=True)
             for path in (folder / INNER).iterdir():
                 if path.name != "lock":
                     path.unlink()

@@ -79,7 +79,7 @@ class Shard:
             OSError: The disk refuses.
         """
         stat = self.path.stat()
-        if stat.st_nlink > 1:  # linked from elsewhere: what is not ours must not be written to
+        if stat.st_nlink > 1 or self.path.is_symlink():  # what is not ours must not be written to
             self.path.unlink()
             return 0
         self._inner.mkdir(parents=True, exist_ok=True)

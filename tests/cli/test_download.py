@@ -154,8 +154,8 @@ def test_dry_run_says_no_when_the_disk_is_too_small(house: House, monkeypatch: p
         (("download", "UD-IQ1_M", "--limit-rate", "50M"), 2, "ambiguous-size", "50MB"),
         (("download", "UD-IQ1_M", "--revision", "nope"), 2, "unknown-revision", "commits"),
         (("verify", "UD-IQ1_M"), 2, "not-downloaded", "kimigguf download UD-IQ1_M"),
-        (("verify", "/does/not/exist"), 2, "unknown-quant", "UD-"),
-        (("remove", "--yes", "UD-IQ1_M"), 2, "not-downloaded", "kimigguf download"),
+        (("verify", "/does/not/exist"), 2, "no-such-file", "no file or folder"),
+        (("remove", "--yes", "UD-IQ1_M"), 2, "not-downloaded", "kimigguf list"),
     ],
 )
 def test_bad_input_is_answered_with_what_to_do(
@@ -303,7 +303,7 @@ def test_a_quick_look_finds_a_header_that_is_none_and_an_end_that_is_cut(house: 
 
 
 def test_verify_of_a_foreign_set_holds_it_against_itself(house: House, tiny: Callable[[str], Path]) -> None:
-    answer = house.json("verify", str(sorted(tiny("UD-IQ1_S").iterdir())[1]))
+    answer = house.json("verify", str(sorted(tiny("UD-IQ1_S").iterdir())[1]), code=1)
     assert {file["verdict"] for file in answer["files"]} == {"unknown"}
     assert all(len(file["sha256"]) == 64 for file in answer["files"])
 
@@ -428,3 +428,99 @@ def test_import_takes_shards_from_elsewhere_and_download_fetches_only_the_rest(h
     assert house.json("download", "UD-IQ1_M")["state"] == "whole"
     assert len(list(place.iterdir())) == len(names(house)) - 1
     assert house.error("import", str(tmp_path / "cache"), code=2)["code"] == "which-quant"
+
+
+def unsettle(house: House, how: str) -> None:
+    """Make a verified set one that has to be hashed again."""
+    match how:
+        case "touched":
+            for name in names(house):
+                os.utime(house.folder / name, ns=(1, 1))
+        case "no manifest":
+            (house.folder / "kimigguf.json").unlink()
+        case "broken manifest":
+            (house.folder / "kimigguf.json").write_text("{")
+            error = house.error("verify", str(house.folder), code=5)
+            assert error["code"] == "bad-manifest"
+            remove, ours = error["hint"].partition(": ")[2].split(" && ")
+            assert ours == f"kimigguf import {house.folder}"
+            subprocess.run(remove.split(), check=True)
+
+
+def farm(house: House, tmp_path: Path) -> Path:
+    """A folder of symlinks to the shards of the set."""
+    place = tmp_path / "farm"
+    place.mkdir()
+    for name in names(house):
+        (place / name).symlink_to(house.folder / name)
+    return place
+
+
+def assert_every_shard_survived(house: House) -> None:
+    assert {path.name for path in house.folder.glob("*.gguf*")} == set(names(house))
+    for name in names(house):
+        assert not (house.folder / name).is_symlink()
+        assert (house.folder / name).read_bytes() == (house.root / REPOSITORY / "UD-IQ1_M" / name).read_bytes()
+
+
+@pytest.mark.parametrize("how", ["touched", "no manifest", "broken manifest"])
+@pytest.mark.parametrize("place", ["its folder", "a shard", "the models folder", "a symlink farm", "a linked folder"])
+def test_import_of_the_set_itself_by_any_name_destroys_nothing(
+    house: House, tmp_path: Path, how: str, place: str
+) -> None:
+    house.json("download", "UD-IQ1_M")
+    inodes = [(house.folder / name).stat().st_ino for name in names(house)]
+    unsettle(house, how)
+    (tmp_path / "linked").symlink_to(house.folder)
+    path = {
+        "its folder": house.folder,
+        "a shard": house.folder / names(house)[0],
+        "the models folder": house.models,
+        "a symlink farm": farm(house, tmp_path),
+        "a linked folder": tmp_path / "linked",
+    }[place]
+    answer = house.json("import", str(path))
+    assert answer["state"] == "whole"
+    assert {file["how"] for file in answer["imported"]} == {"in place"}
+    assert_every_shard_survived(house)
+    assert [(house.folder / name).stat().st_ino for name in names(house)] == inodes
+    assert house.json("verify", "UD-IQ1_M")["good"] is True
+
+
+def test_import_of_the_folder_above_passes_by_a_bad_copy_that_is_found_first(house: House) -> None:
+    house.json("download", "UD-IQ1_M")
+    unsettle(house, "no manifest")
+    first = house.models / "a-copy"
+    shutil.copytree(house.folder, first, ignore=shutil.ignore_patterns(".kimigguf"))
+    for path in first.iterdir():
+        path.write_bytes(bytes(path.stat().st_size))
+    assert house.json("import", str(house.models))["state"] == "whole"
+    assert_every_shard_survived(house)
+    (house.folder / names(house)[1]).write_bytes((first / names(house)[1]).read_bytes())
+    answer = house.json("import", str(house.models), code=1)
+    assert "SHA-256" in answer["imported"][1]["reason"]
+    assert (house.folder / names(house)[1]).exists()
+
+
+def test_import_makes_real_files_of_a_set_that_is_links_to_elsewhere(house: House, tmp_path: Path) -> None:
+    house.json("download", "UD-IQ1_M")
+    place = tmp_path / "elsewhere"
+    place.mkdir()
+    for name in names(house):
+        (house.folder / name).rename(place / name)
+        (house.folder / name).symlink_to(place / name)
+    unsettle(house, "no manifest")
+    assert house.json("import", str(house.folder))["state"] == "whole"
+    assert_every_shard_survived(house)
+    assert len(list(place.iterdir())) == len(names(house))
+
+
+def test_repair_never_writes_to_the_file_that_a_link_in_the_set_leads_to(house: House, tmp_path: Path) -> None:
+    house.json("download", "UD-IQ1_M")
+    theirs, ours = tmp_path / "theirs.gguf", house.folder / names(house)[1]
+    theirs.write_bytes(bytes(ours.stat().st_size))
+    ours.unlink()
+    ours.symlink_to(theirs)
+    assert house.json("repair", "UD-IQ1_M")["state"] == "whole"
+    assert_every_shard_survived(house)
+    assert not any(theirs.read_bytes())

@@ -10,6 +10,7 @@ from download.conftest import Scene
 from kimigguf.download import bring as bring_module
 from kimigguf.download import takeover
 from kimigguf.download.bring import How, bring
+from kimigguf.download.hashing import hash_files
 from kimigguf.download.store import SetState
 from kimigguf.download.takeover import take_over
 from kimigguf.errors import MachineError, UsageError
@@ -108,3 +109,55 @@ def test_what_is_here_already_is_not_taken_twice(scene: Scene, tmp_path: Path) -
     assert {file.reason for file in taken.files} == {"here already"}
     digest = hashlib.sha256((scene.folder / scene.remote.files[0].name).read_bytes()).hexdigest()
     assert digest == replace(scene.remote.files[0]).sha256
+
+
+def test_a_file_that_is_there_is_replaced_in_one_step_or_not_at_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, target = tmp_path / "a", tmp_path / "b"
+    source.write_bytes(b"new")
+    target.write_bytes(b"old")
+
+    def full(*_arguments: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(bring_module, "_reflink", lambda _source, _target: False)
+        patch.setattr("os.link", full)
+        patch.setattr("os.fsync", full)
+        with pytest.raises(OSError):
+            bring(source, target)
+    assert target.read_bytes() == b"old"
+    (tmp_path / "b.copy").write_bytes(b"left over from a run that was killed")
+    bring(source, target)
+    assert target.read_bytes() == b"new"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b"]
+
+
+@pytest.mark.parametrize("name", ["same", "symlink", "hard link", "link to link"])
+def test_a_file_that_is_brought_onto_itself_stays(tmp_path: Path, name: str) -> None:
+    target = tmp_path / "target"
+    target.write_bytes(b"the only copy")
+    (tmp_path / "symlink").symlink_to(target)
+    (tmp_path / "link to link").symlink_to(tmp_path / "symlink")
+    (tmp_path / "hard link").hardlink_to(target)
+    assert bring(target if name == "same" else tmp_path / name, target) is How.IN_PLACE
+    assert target.read_bytes() == b"the only copy"
+    assert not target.is_symlink()
+
+
+def test_a_shard_that_is_written_to_while_it_is_taken_is_not_called_verified(
+    scene: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = cache_of(scene, tmp_path / "cache")
+    real = hash_files
+
+    def hash_then_write(files: dict[str, Path], *more: object) -> object:
+        digests = real(files, *more)  # type: ignore[arg-type]  # passed on as it came
+        first = files[scene.remote.files[0].name]
+        first.write_bytes(bytes(first.stat().st_size))
+        return digests
+
+    monkeypatch.setattr(takeover, "hash_files", hash_then_write)
+    taken = take_over(scene.remote, cache, scene.folder)
+    assert [str(file.state) for file in taken.stored.files] == ["unverified", "verified", "verified"]
