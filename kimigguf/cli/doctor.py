@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from kimigguf.cli.app import App
+from kimigguf.cli.chosen_server import chosen_server, last_log
 from kimigguf.cli.show import output_options
 from kimigguf.errors import ExitCode, UsageError
 
@@ -20,13 +21,13 @@ _MAX_LOG_BYTES: Final = 64 << 20
 
 @click.command("doctor", short_help="Find what ails a server, and what to do about it.")
 @click.option("--log", type=click.Path(path_type=Path), help="A llama-server log, also of another machine.")
-@click.option("--name", help="Which running server; not needed where one runs.")
+@click.option("--name", help="Which server; not needed where one runs.")
 @output_options
 @click.pass_obj
 def command(app: App, *, log: Path | None, name: str | None) -> int:
     """Look for every known symptom: in a log, or in a running server and its log.
 
-    Without options it looks at the running server, or at the last log where none runs. Exit code 1 if something was
+    It looks at the running server, or at the last log where it has ended. Exit code 1 if something was
     found. Nothing found is no proof of health.
 
     \b
@@ -54,12 +55,12 @@ def _subject(app: App, name: str | None) -> tuple[Path, "tuple[Finding, ...]"]:
     from kimigguf.engines.doctor import examine_server
     from kimigguf.engines.keys import read_keys
     from kimigguf.engines.llama_server import get
-    from kimigguf.engines.registry import entries, find
-    from kimigguf.engines.session import servers_folder, state_folder
+    from kimigguf.engines.registry import entries
+    from kimigguf.engines.session import servers_folder
 
-    folder = servers_folder(app.environ)
-    if name is not None or entries(folder):
-        entry = find(folder, name)
+    running = entries(servers_folder(app.environ))
+    if any(name in {None, entry.name} for entry in running):
+        entry = chosen_server(app, name)
         key = read_keys(Path(entry.api_key_file))[0] if entry.api_key_file else None
         answer = get(entry.address, "/props", key=key)
         try:
@@ -67,14 +68,16 @@ def _subject(app: App, name: str | None) -> tuple[Path, "tuple[Finding, ...]"]:
         except ValueError:
             props = {}
         return Path(entry.log), examine_server(props, is_k3="k3" in entry.alias.lower())
-    logs = sorted((state_folder(app.environ) / "logs").glob("*.log"), key=lambda path: path.stat().st_mtime)
-    if not logs:
+    log = last_log(app, name)
+    if log is None:
         raise UsageError(
-            "no server is running, and none has left a log here",
+            "no server is running, and none has left a log here"
+            if name is None
+            else f"no server is called {name!r}, and none of that name has left a log here",
             code="no-server",
             hint="name a log: kimigguf doctor --log FILE",
         )
-    return logs[-1], ()
+    return log, ()
 
 
 def _read(path: Path) -> str:

@@ -3,12 +3,16 @@
 import sys
 import time
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import click
 
 from kimigguf.cli.app import App
-from kimigguf.errors import MachineError
+from kimigguf.cli.chosen_server import chosen_server, last_log
+from kimigguf.errors import MachineError, UsageError
+
+if TYPE_CHECKING:
+    from kimigguf.engines.registry import Entry
 
 _POLL_SECONDS: Final = 0.2
 
@@ -18,21 +22,18 @@ _POLL_SECONDS: Final = 0.2
 @click.option("-f", "--follow", is_flag=True, help="Go on until the server ends, or Ctrl-C.")
 @click.pass_obj
 def command(app: App, *, name: str | None, follow: bool) -> None:
-    """Print the log of a server's engine.
+    """Print the log of a server's engine; of one that has ended, its last log.
 
     \b
     Example:
       kimigguf logs
       kimigguf logs --name kimi-k3-8080 -f
     """  # noqa: D301 -- \b is click's marker for text that must not be wrapped
-    from kimigguf.engines.registry import find
-    from kimigguf.engines.session import servers_folder
-
-    entry = find(servers_folder(app.environ), name)
+    entry, path = _subject(app, name)
     try:
-        with Path(entry.log).open(encoding="utf-8", errors="replace") as log:
+        with path.open(encoding="utf-8", errors="replace") as log:
             while True:
-                alive = entry.engine.process() is not None
+                alive = entry is not None and entry.engine.process() is not None
                 while text := log.read(1 << 16):
                     sys.stdout.write(text)
                 sys.stdout.flush()
@@ -42,4 +43,21 @@ def command(app: App, *, name: str | None, follow: bool) -> None:
     except OSError as error:
         if isinstance(error, BrokenPipeError):
             raise
-        raise MachineError(f"cannot read {entry.log}", code="log-unreadable", cause=error.strerror) from error
+        raise MachineError(f"cannot read {path}", code="log-unreadable", cause=error.strerror) from error
+
+
+def _subject(app: App, name: str | None) -> "tuple[Entry | None, Path]":
+    """The server, None if it has ended, and its log.
+
+    Raises:
+        UsageError: ``no-server`` if none has left a log either; ``which-server``.
+    """
+    try:
+        entry = chosen_server(app, name)
+    except UsageError as error:
+        log = last_log(app, name) if error.code == "no-server" else None
+        if log is None:
+            raise
+        app.show.note(f"{name or 'the last server'} has ended; this is its last log: {log}")
+        return None, log
+    return entry, Path(entry.log)

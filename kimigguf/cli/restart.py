@@ -3,6 +3,7 @@
 import click
 
 from kimigguf.cli.app import App
+from kimigguf.cli.chosen_server import chosen_server
 from kimigguf.cli.show import output_options
 from kimigguf.errors import ExitCode
 
@@ -19,11 +20,11 @@ def command(app: App, name: str | None) -> int:
       kimigguf restart
     """  # noqa: D301 -- \b is click's marker for text that must not be wrapped
     from kimigguf.engines.background import start_detached
-    from kimigguf.engines.registry import entries, find, stop
+    from kimigguf.engines.registry import entries, stop
     from kimigguf.engines.session import servers_folder, state_folder
 
     folder = servers_folder(app.environ)
-    entry = find(folder, name)
+    entry = chosen_server(app, name)
     app.show.note(f"stopping {entry.name}")
     stop(entry)
     entries(folder)  # clears what is left of its registration

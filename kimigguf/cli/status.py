@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kimigguf.cli.app import App
+from kimigguf.cli.chosen_server import chosen_server
 from kimigguf.cli.show import output_options
 from kimigguf.errors import ExitCode
 
@@ -29,11 +30,10 @@ def command(app: App, name: str | None) -> int:
       kimigguf status
       kimigguf status --name kimi-k3-8080 --json
     """  # noqa: D301 -- \b is click's marker for text that must not be wrapped
-    from kimigguf.engines.registry import entries, find
+    from kimigguf.engines.registry import entries
     from kimigguf.engines.session import servers_folder
 
-    folder = servers_folder(app.environ)
-    running = (find(folder, name),) if name else entries(folder)
+    running = (chosen_server(app, name),) if name else entries(servers_folder(app.environ))
     records = [_record(entry) for entry in running]
     data = {"schema": "kimigguf.status/1", "servers": records}
     app.show.answer(data, lambda console: _draw(console, records))

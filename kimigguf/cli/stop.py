@@ -3,6 +3,7 @@
 import click
 
 from kimigguf.cli.app import App
+from kimigguf.cli.chosen_server import chosen_server
 from kimigguf.cli.show import output_options
 from kimigguf.errors import UsageError
 
@@ -20,13 +21,13 @@ def command(app: App, *, name: str | None, everything: bool) -> None:
       kimigguf stop
       kimigguf stop --all
     """  # noqa: D301 -- \b is click's marker for text that must not be wrapped
-    from kimigguf.engines.registry import entries, find, stop
+    from kimigguf.engines.registry import entries, stop
     from kimigguf.engines.session import servers_folder
 
     if name and everything:
         raise UsageError("give either --name or --all", code="name-and-all")
     folder = servers_folder(app.environ)
-    chosen = entries(folder) if everything else (find(folder, name),)
+    chosen = entries(folder) if everything else (chosen_server(app, name),)
     for entry in chosen:
         app.show.note(f"stopping {entry.name}")
         stop(entry)
