@@ -53,7 +53,8 @@ def command(
 
     The first three columns are what the engine's own report (llama-fit-params -fitp on) would say. Beside them stands
     what it leaves out: context checkpoints, the prompt cache, repacked weights, the vision projector and what a driver
-    takes on each GPU. Flags that say nothing about memory are listed as ignored.
+    takes on each GPU. Flags that say nothing about memory are listed as ignored; one that
+    llama-server (build 11434) does not have is an error.
 
     \b
     Examples:

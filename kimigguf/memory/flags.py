@@ -3,9 +3,12 @@
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from itertools import islice
 from typing import Final
 
 from kimigguf.errors import UsageError
+from kimigguf.memory import server_flags
 from kimigguf.memory.dealing import chosen, deal, overridden
 from kimigguf.memory.layout import HOST, LayerPlace, Layout
 from kimigguf.memory.model import LayerKind, ModelSpec
@@ -138,21 +141,6 @@ _SWITCHES: Final[Mapping[str, tuple[str, bool | None]]] = {
     **dict.fromkeys(("-no-kvu", "--no-kv-unified"), ("unified", False)),
     **dict.fromkeys(("--no-mmproj", "--no-mmproj-auto"), ("projector", None)),
 }
-_BARE: Final = frozenset(
-    """
-    -cb --cont-batching -nocb --no-cont-batching --jinja --no-jinja --metrics --props --slots --no-slots
-    --warmup --no-warmup --mlock --mmap --no-mmap -v --verbose --log-verbose --log-disable --offline --embedding
-    --embeddings --rerank --reranking --cache-prompt --no-cache-prompt --context-shift --no-context-shift --perf
-    --no-perf -e --escape --no-escape --swa-full --no-host --check-tensors --ignore-eos -bs --backend-sampling
-    -sp --special --spm-infill --cache-idle-slots --no-cache-idle-slots
-    --mmproj-auto --mmproj-offload --no-mmproj-offload --reuse-port --ui --webui --no-ui --no-webui
-    --models-autoload --no-models-autoload --reasoning-preserve --no-reasoning-preserve --skip-chat-parsing
-    --no-skip-chat-parsing --prefill-assistant --no-prefill-assistant --log-prefix --no-log-prefix
-    --log-timestamps --no-log-timestamps
-    """.split()  # noqa: SIM905 -- seventy flags read better as text than as seventy lines
-)
-"""Flags without a value that say nothing about memory here; any other unknown flag takes the word behind it."""
-
 _UNCOUNTED: Final = frozenset(
     (
         "-md",
@@ -188,8 +176,8 @@ def parse(
     not.
 
     Raises:
-        UsageError: ``bad-flag`` for a value that llama-server refuses too, ``unsupported-flag`` for a split that is
-            not modelled, ``mixed-cache-types`` and ``needs-flash-attention`` for caches that fail at start.
+        UsageError: ``unknown-flag``, ``bad-flag`` for a value that llama-server refuses too, ``unsupported-flag`` for a
+            split that is not modelled, ``mixed-cache-types`` and ``needs-flash-attention`` for caches that fail at start.
     """
     given, ignored = _read(argv)
     notes: list[str] = []
@@ -206,6 +194,15 @@ def parse(
         for flag in dict.fromkeys(word.partition(" ")[0] for word in ignored)
         if flag in _UNCOUNTED
     ]
+    if older := [flag for flag in ignored if flag in server_flags.OLDER]:
+        notes.append(
+            f"{', '.join(older)}: build {server_flags.BUILD} has --load-mode instead and does not start with it"
+        )
+    if spec.context_max_tokens is not None and settings.stream_tokens > spec.context_max_tokens:
+        notes.append(
+            f"a slot's context of {settings.stream_tokens:,} tokens is above the {spec.context_max_tokens:,} that the"
+            " model was trained for: llama-server caps it there, and takes the memory for all of it"
+        )
     if given.fit and devices:
         notes.append(
             "without -fit off llama-server may change what the command line leaves open; this is the line as it stands"
@@ -231,12 +228,36 @@ def _read(argv: Sequence[str]) -> tuple[_Given, list[str]]:
                 raise UsageError(f"{flag} needs a value", code="bad-flag")
             _set(given, flag, pending)
             pending = next(words, None)
-        elif flag in _BARE or pending is None or not _is_value(pending):
-            ignored.append(flag)
         else:
-            ignored.append(f"{flag} {pending}")
-            pending = next(words, None)
+            values = _value_count(flag)
+            taken = [word for word in (pending, *islice(words, max(values - 1, 0))) if word is not None][:values]
+            if len(taken) < values:
+                raise UsageError(f"{flag} needs {'a value' if values == 1 else 'two values'}", code="bad-flag")
+            ignored.append(" ".join((flag, *taken)))
+            pending = next(words, None) if values else pending
     return given, ignored
+
+
+def _value_count(flag: str) -> int:
+    """How many words behind it llama-server takes with a flag that says nothing about memory.
+
+    Raises:
+        UsageError: ``unknown-flag``: llama-server does not have it, and would not start.
+    """
+    if flag in server_flags.WITH_TWO_VALUES:
+        return 2
+    if flag in server_flags.WITH_VALUE:
+        return 1
+    if flag in server_flags.BARE or flag in server_flags.OLDER:
+        return 0
+    nearest = get_close_matches(flag, sorted(server_flags.ALL), n=3)
+    raise UsageError(
+        f"llama-server has no flag {flag}",
+        code="unknown-flag",
+        cause=f"flags are those of llama-server build {server_flags.BUILD}, the one that memory is counted for",
+        hint=(f"did you mean {' or '.join(nearest)}? " if nearest else "")
+        + "llama-server --help lists them all; leave out one that only another build has",
+    )
 
 
 _OVERRIDING: Final[Mapping[str, str | None]] = {
@@ -247,20 +268,16 @@ _OVERRIDING: Final[Mapping[str, str | None]] = {
 
 
 def _single_words(argv: Sequence[str]) -> list[str]:
-    """``--flag=value`` is two words to llama.cpp's parser only where it is written so; both forms are taken."""
+    """``--flag=value`` is one unknown word to llama.cpp's parser; what is meant is clear, so it is taken as two."""
     words: list[str] = []
     for word in argv:
         given, equals, value = word.partition("=")
         name = spelled(given)
-        if equals and name.startswith("--") and (name in _VALUES or name in _OVERRIDING or name == "--fit"):
+        if equals and name.startswith("--") and name in server_flags.WITH_VALUE:
             words += [name, value]
         else:
             words.append(word)
     return words
-
-
-def _is_value(word: str) -> bool:
-    return not word.startswith("-") or re.fullmatch(r"-\d+(\.\d+)?", word) is not None
 
 
 def _set(given: _Given, flag: str, text: str) -> None:

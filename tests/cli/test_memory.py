@@ -100,6 +100,7 @@ def test_a_person_sees_every_row_with_its_source_and_what_was_ignored(
         (["UD-IQ9", "--gpus", "0"], "unknown-quant"),
         (["UD-IQ1_S", "--gpus", "1", "--machine", "epyc-1536g-cpu"], "two-machines"),
         (["UD-IQ1_S", "--gpus", "0", "--", "-c", "lots"], "bad-flag"),
+        (["UD-IQ1_S", "--gpus", "0", "--", "--n-cpu-mo", "80"], "unknown-flag"),
         (["UD-IQ1_S", "--gpus", "0", "--", "--mmproj", "/nowhere/mmproj.gguf"], "no-such-file"),
         (["/nowhere/k3.gguf", "--gpus", "0"], "no-such-file"),
     ],

@@ -1,6 +1,9 @@
 """llama-server's flags, read as llama-server reads them."""
 
+import re
+import subprocess
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -8,6 +11,7 @@ from hypothesis import strategies as st
 
 from kimigguf.catalogue.profiles import find_quant, load_model
 from kimigguf.errors import UsageError
+from kimigguf.memory import server_flags
 from kimigguf.memory.flags import Parsed, parse
 from kimigguf.memory.layout import HOST
 from kimigguf.memory.model import ModelSpec
@@ -66,6 +70,8 @@ def test_each_flag_changes_its_setting_and_nothing_else(line: str, changed: dict
         ("-c many", "bad-flag"),
         ("-c -5", "bad-flag"),
         ("-c", "bad-flag"),
+        ("--host", "bad-flag"),
+        ("--control-vector-layer-range 1", "bad-flag"),
         ("-np 0", "bad-flag"),
         ("-np 257", "bad-flag"),
         ("-fa maybe", "bad-flag"),
@@ -175,11 +181,68 @@ def test_a_real_gpu_takes_over_large_batches_unless_told_not_to() -> None:
 
 
 def test_flags_without_a_say_in_memory_are_listed_with_their_values() -> None:
-    parsed = read("--host 0.0.0.0 --jinja --temp -0.5 -m x.gguf --metrics -v --unheard-of thing -c 512")
+    parsed = read("--host 0.0.0.0 --jinja --temp=-0.5 -m x.gguf --metrics -v --control-vector-layer-range 1 2 -c 512")
     assert parsed.ignored == (
-        "--host 0.0.0.0", "--jinja", "--temp -0.5", "-m x.gguf", "--metrics", "-v", "--unheard-of thing",
+        "--host 0.0.0.0", "--jinja", "--temp -0.5", "-m x.gguf", "--metrics", "-v", "--control-vector-layer-range 1 2",
     )  # fmt: skip
     assert parsed.settings.context_tokens == 512
+
+
+@pytest.mark.parametrize(
+    ("line", "named", "meant"),
+    [
+        ("--n-cpu-mo 80", "--n-cpu-mo", "--n-cpu-moe"),
+        ("--bogus-flag 3", "--bogus-flag", "llama-server --help"),
+        ("--ctx_sise 512", "--ctx-sise", "--ctx-size"),
+        ("-c 512 hello", "hello", "llama-server --help"),
+    ],
+)
+def test_a_flag_that_llama_server_does_not_have_is_no_flag_without_a_say_in_memory(
+    line: str, named: str, meant: str
+) -> None:
+    with pytest.raises(UsageError) as caught:
+        read(line)
+    assert caught.value.code == "unknown-flag"
+    assert named in caught.value.message
+    assert meant in str(caught.value.hint)
+    assert str(server_flags.BUILD) in str(caught.value.cause)
+
+
+def test_flags_that_earlier_builds_had_are_taken_and_told() -> None:
+    parsed = read("--no-mmap -c 512 -np 1 -fit off")
+    assert parsed.ignored == ("--no-mmap",)
+    assert parsed.settings.context_tokens == 512
+    assert ["--load-mode" in note for note in parsed.notes] == [True]
+
+
+def test_a_context_above_what_the_model_was_trained_for_is_told() -> None:
+    def told(line: str) -> list[str]:
+        return [note for note in read(line).notes if "trained for" in note]
+
+    assert "2,097,152" in told("-c 2097152 -np 1")[0]
+    assert not told("-c 2097152 -np 2")
+    assert told("-c 2097152 -np 2 -kvu")
+
+
+@pytest.mark.native
+def test_the_flags_are_those_of_the_build_they_are_said_to_be_of(native_bin: Path) -> None:
+    def said(argument: str) -> str:
+        argv = [str(native_bin / "llama-server"), argument]
+        done = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=60)
+        return done.stdout + done.stderr
+
+    assert str(server_flags.BUILD) in said("--version")
+    listed: dict[str, int] = {}
+    for line in said("--help").splitlines():
+        if not line.startswith("-") or line.startswith("-----"):
+            continue
+        # The words of a flag end where its description starts, unless they are too long for that.
+        head = line[:40] if line[39:40] == " " else line
+        flags = re.findall(r"(?:^|, *)(--?[A-Za-z][\w.-]*)", head)
+        rest = re.sub(r"(?:^|, *)--?[A-Za-z][\w.-]*", "", head).strip(" ,")
+        listed |= dict.fromkeys(flags, 2 if rest == "START END" else 1 if rest else 0)
+    ours = (server_flags.BARE, server_flags.WITH_VALUE, server_flags.WITH_TWO_VALUES)
+    assert listed == {flag: count for count, flags in enumerate(ours) for flag in flags}
 
 
 def test_weights_that_are_not_counted_are_named() -> None:
