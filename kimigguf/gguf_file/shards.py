@@ -1,5 +1,6 @@
 """A set of GGUF files as one model: found by name, and held against itself."""
 
+import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -92,7 +93,7 @@ def _must_be_gguf(path: Path) -> None:
 def _in_folder(folder: Path) -> tuple[Path, ...]:
     found = sets(path.name for path in folder.iterdir() if path.is_file())
     if not found:
-        below = sorted({path.parent.name for path in folder.glob("*/*.gguf")})
+        below = sorted({shlex.quote(str(path.parent)) for path in folder.glob("*/*.gguf")})
         raise UsageError(
             f"{folder} holds no GGUF model",
             code="no-gguf",
@@ -113,7 +114,7 @@ def _in_folder(folder: Path) -> tuple[Path, ...]:
     raise UsageError(
         f"{folder} holds {len(found)} models",
         code="several-sets",
-        hint="name one: " + _some([names[0] for names in found]),
+        hint="name one: " + _some([shlex.quote(str(_there(folder, names))) for names in found]),
     )
 
 
@@ -126,9 +127,14 @@ def _complete(folder: Path, names: Sequence[str]) -> tuple[Path, ...]:
             f"{len(missing)} of {len(names)} shards are missing in {folder}: {_some(missing)}",
             code="missing-shard",
             cause="llama.cpp loads all shards by name from one folder",
-            hint="fetch them into the same folder; a set that this program downloaded: kimigguf repair QUANT",
+            hint="fetch them from where the others came, into the same folder",
         )
     return tuple(folder / name for name in names)
+
+
+def _there(folder: Path, names: Sequence[str]) -> Path:
+    """The first file of a set that is there: a path to one that is missing could not be followed."""
+    return next((folder / name for name in names if (folder / name).is_file()), folder / names[0])
 
 
 def _some(names: Sequence[str]) -> str:

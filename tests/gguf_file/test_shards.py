@@ -1,6 +1,7 @@
 """Which files belong to a model, and which only look as if they did."""
 
 import os
+import shlex
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -81,7 +82,8 @@ def test_a_missing_shard_is_named_with_what_to_do(folder: Path, number: int) -> 
         find_set(folder / NAME.format(2))
     assert caught.value.code == "missing-shard"
     assert NAME.format(number) in caught.value.message
-    assert caught.value.hint
+    assert "QUANT" not in str(caught.value.hint), "a placeholder cannot be pasted"
+    assert "the same folder" in str(caught.value.hint)
 
 
 def test_each_wrong_path_has_its_own_error(tmp_path: Path, folder: Path) -> None:
@@ -104,6 +106,25 @@ def test_a_folder_of_two_models_asks_which(tmp_path: Path, folder: Path, tiny: C
     assert "UD-IQ1_M" in (caught.value.hint or "")
     assert "UD-IQ2_XXS" in (caught.value.hint or "")
     assert len(find_set(folder / NAME.format(1))) == 5
+
+
+def test_the_models_to_choose_from_are_named_so_that_they_can_be_pasted(
+    tmp_path: Path, folder: Path, tiny: Callable[[str], Path]
+) -> None:
+    """A bare name is looked for in the current folder, and a blank in a path cuts it in two."""
+    place = tmp_path / "two models"
+    shutil.copytree(folder, place)
+    shutil.copytree(tiny("UD-IQ2_XXS"), place, dirs_exist_ok=True)
+    (place / NAME.format(1)).unlink()  # what is named must be there
+    with pytest.raises(UsageError) as caught:
+        find_set(place)
+    words = shlex.split(str(caught.value.hint).removeprefix("name one: ").replace(",", " "))
+    assert len(words) == 2
+    assert words[0] == str(place / NAME.format(2))
+    assert all(Path(word).is_file() for word in words)
+    with pytest.raises(UsageError) as caught:
+        find_set(tmp_path)
+    assert shlex.quote(str(place)) in str(caught.value.hint)
 
 
 def test_two_uploads_of_a_set_in_one_folder_are_refused(folder: Path) -> None:
