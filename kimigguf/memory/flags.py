@@ -176,8 +176,8 @@ def parse(
     not.
 
     Raises:
-        UsageError: ``unknown-flag``, ``bad-flag`` for a value that llama-server refuses too, ``unsupported-flag`` for a
-            split that is not modelled, ``mixed-cache-types`` and ``needs-flash-attention`` for caches that fail at start.
+        UsageError: ``unknown-flag``, ``bad-flag`` for a value that llama-server refuses too, ``unsupported-flag`` for
+            a split that is not modelled, ``mixed-cache-types`` and ``needs-flash-attention`` for caches that fail.
     """
     given, ignored = _read(argv)
     notes: list[str] = []

@@ -1,6 +1,8 @@
 """The plan as a file: what ``plan --json`` prints and ``serve --plan`` replays, and what must still hold for that."""
 
+import json
 import os
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -41,7 +43,8 @@ def load_plan(path: Path) -> Plan:
     """The plan in a file.
 
     Raises:
-        UsageError: ``bad-plan``, naming each bad key and what it should be.
+        UsageError: ``bad-plan``, naming each bad key and what it should be; ``plan-says-no`` for the answer of a
+            ``plan --json`` that found no room.
     """
     from pydantic import TypeAdapter, ValidationError  # noqa: PLC0415 -- kept out of `kimigguf --help`
 
@@ -49,7 +52,9 @@ def load_plan(path: Path) -> Plan:
     try:
         if path.stat().st_size > _MAX_BYTES:
             raise UsageError(f"{path} is too large to be a plan", code="bad-plan", hint=hint)
-        plan = TypeAdapter(Plan).validate_json(path.read_bytes(), extra="ignore")
+        text = path.read_bytes()
+        _refuse_shortfall(path, text)
+        plan = TypeAdapter(Plan).validate_json(text, extra="ignore")
     except OSError as error:
         raise UsageError(f"cannot read the plan {path}", code="bad-plan", cause=error.strerror, hint=hint) from error
     except ValidationError as error:
@@ -60,6 +65,35 @@ def load_plan(path: Path) -> Plan:
     if problem := _contradiction(plan):
         raise UsageError(f"{path} is no valid plan", code="bad-plan", cause=problem, hint=hint)
     return plan
+
+
+def _refuse_shortfall(path: Path, text: bytes) -> None:
+    """A shell writes ``plan --json > plan.json`` whatever the answer is: one that says no is told as that."""
+    try:
+        data = json.loads(text)
+    except (ValueError, RecursionError):  # no JSON: the plan's own reader says so, and where
+        return
+    if isinstance(data, dict) and str(data.get("schema")).startswith("kimigguf.shortfall/"):
+        raise UsageError(
+            f"{path} says that {data.get('quant') or 'the model'} does not fit",
+            code="plan-says-no",
+            cause=str(data.get("reason") or "kimigguf plan found no room for it"),
+            hint="find what fits with: kimigguf recommend",
+        )
+
+
+def remake_commands(plan: Plan) -> str:
+    """The commands that make a plan again with its own settings, into plan.json, after bringing its files here.
+
+    What is asked for is what the plan ended up with, so that nothing has to give way a second time.
+    """
+    settings = plan.settings
+    words = ["--context", str(settings.context_tokens), "--slots", str(settings.slots)]
+    words += ["--kv-type", str(settings.kv_type), "--ubatch", str(settings.ubatch_tokens)]
+    here = plan.model.folder is not None
+    target = shlex.quote((plan.model.folder if here else plan.model.quant) or "QUANT")
+    bring = "" if here else f"kimigguf download {target} && "
+    return f"{bring}kimigguf plan {target} {' '.join(words)} --json > plan.json"
 
 
 def _contradiction(plan: Plan) -> str | None:

@@ -12,10 +12,10 @@ from kimigguf.errors import UsageError
 from kimigguf.hardware.machines import load_machine
 from kimigguf.hardware.snapshot import Machine
 from kimigguf.memory.model import ModelSpec
-from kimigguf.memory.settings import Settings
+from kimigguf.memory.settings import KvType, Settings
 from kimigguf.placement.place import device_need_bytes
 from kimigguf.placement.plan import Plan, PlannedFile, PlannedModel, plan_for
-from kimigguf.placement.plan_file import changes, load_plan, plan_record, write_plan
+from kimigguf.placement.plan_file import changes, load_plan, plan_record, remake_commands, write_plan
 from kimigguf.units import GIB
 
 MACHINE = load_machine("epyc-768g-rtx-pro-6000", {})
@@ -82,6 +82,23 @@ def test_a_bad_plan_names_the_key(tmp_path: Path, text: str, named: str) -> None
     assert caught.value.code == "bad-plan"
     assert named in str(caught.value.cause)
     assert "kimigguf plan" in str(caught.value.hint)
+
+
+def test_an_answer_that_says_no_is_told_as_that_and_not_as_a_broken_plan(tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    path.write_text(json.dumps({"schema": "kimigguf.shortfall/1", "quant": "UD-Q4_K_XL", "reason": "900 GiB missing"}))
+    with pytest.raises(UsageError, match="says that UD-Q4_K_XL does not fit") as caught:
+        load_plan(path)
+    assert caught.value.code == "plan-says-no"
+    assert caught.value.cause == "900 GiB missing"
+
+
+def test_a_plan_made_again_keeps_its_settings_and_fetches_files_that_are_not_here() -> None:
+    options = "--context 4096 --slots 2 --kv-type q8_0 --ubatch 128 --json > plan.json"
+    plan = replace(PLAN, settings=Settings(context_tokens=4096, slots=2, kv_type=KvType.Q8_0, ubatch_tokens=128))
+    assert remake_commands(plan) == f"kimigguf plan /models/k3 {options}"
+    away = replace(plan, model=replace(plan.model, folder=None))
+    assert remake_commands(away) == f"kimigguf download UD-IQ1_M && kimigguf plan UD-IQ1_M {options}"
 
 
 def test_a_plan_that_is_not_there_or_is_a_folder_is_a_usage_error(tmp_path: Path) -> None:
