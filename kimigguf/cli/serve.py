@@ -74,17 +74,8 @@ def command(app: App, /, **options: Any) -> int:  # noqa: ANN401 -- click's pars
       kimigguf plan UD-IQ1_M --json > plan.json; kimigguf serve --plan plan.json
       kimigguf serve UD-IQ1_M --detach -- --threads 64 --numa distribute
     """  # noqa: D301 -- \b is click's marker for text that must not be wrapped
-    from kimigguf.cli.serve_show import (
-        preflight_record,
-        serve_detached,
-        show_misfit,
-        show_preflight,
-        show_settings,
-    )
-    from kimigguf.engines.diagnose import EngineDiedError
-    from kimigguf.engines.session import prepare_session
-    from kimigguf.engines.watchdog import Restarts
-    from kimigguf.placement.place import Shortfall
+    from kimigguf.cli.serve_show import serve_detached, show_settings
+    from kimigguf.engines.session import named
 
     if options.pop("explain"):
         return show_settings(app.show, app.environ)
@@ -92,8 +83,20 @@ def command(app: App, /, **options: Any) -> int:  # noqa: ANN401 -- click's pars
     request = _request(options)
     if detach:
         return serve_detached(app, request)
+    with named(request, app.environ) as name:
+        return _serve(app, request, name)
+
+
+def _serve(app: App, request: "Request", name: str) -> int:
+    """Prepare the server, and start its engine again as often as was asked for; returns where none is started."""
+    from kimigguf.cli.serve_show import preflight_record, show_misfit, show_preflight
+    from kimigguf.engines.diagnose import EngineDiedError
+    from kimigguf.engines.session import prepare_session
+    from kimigguf.engines.watchdog import Restarts
+    from kimigguf.placement.place import Shortfall
+
     with app.show.progress() as listen:
-        prepared = prepare_session(request, app.environ, listen)
+        prepared = prepare_session(request, app.environ, listen, name=name)
     if isinstance(prepared, Shortfall):
         return show_misfit(app.show, prepared)
     if request.dry_run:

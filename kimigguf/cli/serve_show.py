@@ -171,14 +171,15 @@ def _snippet(base_url: str, model: str, *, needs_key: bool) -> tuple[str, ...]:
 def serve_detached(app: "App", request: "Request") -> int:
     """Start a server that outlives this command, and show how to reach it once it is ready."""
     from kimigguf.engines.background import start_detached
-    from kimigguf.engines.session import server_name, state_folder, with_key
+    from kimigguf.engines.session import named, state_folder, with_key
 
-    name = server_name(request, app.environ)
-    folder = state_folder(app.environ) / "logs"
-    with app.show.progress() as listen:
-        # Made here, so that the key is shown on this terminal and stands in no log of the other process.
-        request = with_key(request, state_folder(app.environ) / "keys" / name, listen)
-        answer = start_detached(request.arguments(name), app.environ, folder=folder, name=name, listen=listen)
+    state = state_folder(app.environ)
+    with named(request, app.environ, to_start=True) as name, app.show.progress() as listen:
+        # Made here, so that the key is shown on this terminal and stands in no log of the other process; and under
+        # the name that nobody else has now, as the file of another server's key would be replaced.
+        with named(request, app.environ):
+            request = with_key(request, state / "keys" / name, listen)
+        answer = start_detached(request.arguments(name), app.environ, folder=state / "logs", name=name, listen=listen)
     fits = answer["state"] == "ready"
 
     def human(console: "Console") -> None:

@@ -17,10 +17,12 @@ from typing import Any, Final
 import psutil
 
 from kimigguf.engines.llama_server import Address, get
-from kimigguf.errors import UsageError
+from kimigguf.errors import MachineError, UsageError
 
 _SCHEMA: Final = "kimigguf.server/1"
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_RESERVE_SECONDS: Final = 1.0
+"""A name may be held for a moment by what only looks whether it is free, and by a process that is just ending."""
 _SAME_SECONDS: Final = 2.0
 """Start times are counted from the boot, whose own time shifts a little when the clock is set."""
 
@@ -164,8 +166,41 @@ def require_new(folder: Path, name: str) -> None:
 
 
 @contextmanager
+def reserved(folder: Path, name: str, *, to_start: bool = False) -> Iterator[None]:
+    """Have the name for oneself while the block runs, from before the first byte is fetched.
+
+    It is a lock of the system's on ``<name>.lock``: what a dead process held is free. The file stays, so that all who
+    come agree on one. ``to_start`` takes the right to start a process that will reserve the name itself.
+
+    Raises:
+        UsageError: ``name-in-use``.
+        MachineError: ``state-unwritable``.
+    """
+    from filelock import FileLock, Timeout  # noqa: PLC0415 -- kept out of `kimigguf --help`
+
+    require_new(folder, name)
+    lock = FileLock(folder / f"{name}.{'starting' if to_start else 'lock'}", timeout=_RESERVE_SECONDS, mode=0o600)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock.acquire()
+    except Timeout as error:
+        raise UsageError(
+            f"a server called {name} is being started",
+            code="name-in-use",
+            hint="give this one another --name; kimigguf status shows those that run",
+        ) from error
+    except OSError as error:
+        raise MachineError(f"cannot write to {folder}", code="state-unwritable", cause=error.strerror) from error
+    try:
+        require_new(folder, name)  # one that became ready while the lock was waited for
+        yield
+    finally:
+        lock.release()
+
+
+@contextmanager
 def entered(folder: Path, entry: Entry) -> Iterator[None]:
-    """Have the server in the registry while the block runs."""
+    """Have the server in the registry while the block runs; an entry that is another's by then stays."""
     path = folder / f"{entry.name}.json"
     folder.mkdir(parents=True, exist_ok=True)
     part = path.with_suffix(f".{os.getpid()}.part")
@@ -175,7 +210,8 @@ def entered(folder: Path, entry: Entry) -> Iterator[None]:
     try:
         yield
     finally:
-        path.unlink(missing_ok=True)
+        if _read(path) in {None, entry}:
+            path.unlink(missing_ok=True)
 
 
 def _read(path: Path) -> Entry | None:
@@ -198,15 +234,22 @@ def stop(entry: Entry, *, grace_seconds: float = 30.0) -> None:
     if (supervisor := entry.supervisor.process()) is not None:
         with suppress(psutil.Error):
             supervisor.terminate()
-            supervisor.wait(grace_seconds)
+            _wait_gone(entry.supervisor, grace_seconds)
     if (engine := entry.engine.process()) is not None:
         with suppress(psutil.Error):
             engine.terminate()
-            engine.wait(grace_seconds)
+            _wait_gone(entry.engine, grace_seconds)
     _kill_group(entry.engine)
     if (supervisor := entry.supervisor.process()) is not None:
         with suppress(psutil.Error):
             supervisor.kill()
+
+
+def _wait_gone(who: ProcessId, seconds: float) -> None:
+    """Wait for its end. One that nobody reaps (a container without an init) has ended all the same."""
+    until = time.monotonic() + seconds
+    while who.process() is not None and time.monotonic() < until:
+        time.sleep(0.05)
 
 
 def _kill_group(engine: ProcessId) -> None:

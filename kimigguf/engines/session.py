@@ -5,8 +5,8 @@ starts.
 """
 
 import os
-from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
@@ -124,14 +124,17 @@ class Session:
         self.server.stop()
 
 
-def prepare_session(request: Request, environ: Mapping[str, str], listen: Listener) -> Prepared | Shortfall:
+def prepare_session(
+    request: Request, environ: Mapping[str, str], listen: Listener, *, name: str
+) -> Prepared | Shortfall:
     """Get everything ready that ``request`` names, down to the command; a Shortfall does not fit.
+
+    ``name`` is the server's, held by ``named`` until it has ended.
 
     Raises:
         KimiggufError: Of every kind; see the rooms that are called.
     """
     address = Address(host=request.host, port=request.port)
-    name = server_name(request, environ)
     require_free(address)
     request = with_key(request, state_folder(environ) / "keys" / name, listen)
     key = read_keys(request.api_key_file)[0] if request.api_key_file else None
@@ -184,15 +187,19 @@ def prepare_session(request: Request, environ: Mapping[str, str], listen: Listen
     )
 
 
-def server_name(request: Request, environ: Mapping[str, str]) -> str:
-    """How the server is called: as asked, else by its model and port.
+@contextmanager
+def named(request: Request, environ: Mapping[str, str], *, to_start: bool = False) -> Iterator[str]:
+    """How the server is called, as asked, else by its model and port: nobody else's while the block runs.
+
+    ``to_start``: not to serve under it, but to start the process that will.
 
     Raises:
         UsageError: ``bad-name``, ``name-in-use``.
+        MachineError: ``state-unwritable``.
     """
     name = registry.check_name(request.name or f"{request.alias or DEFAULT}-{request.port}")
-    registry.require_new(servers_folder(environ), name)
-    return name
+    with registry.reserved(servers_folder(environ), name, to_start=to_start):
+        yield name
 
 
 def servers_folder(environ: Mapping[str, str]) -> Path:

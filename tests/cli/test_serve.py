@@ -15,6 +15,7 @@ from fakes.processes import free_port
 
 from kimigguf.cli.app import App, run
 from kimigguf.cli.show import Show
+from kimigguf.engines.registry import reserved
 from kimigguf.engines.watchdog import Restarts
 from kimigguf.hardware.detect import LIMIT_SECONDS, PATIENT_LIMIT_SECONDS, detect
 from kimigguf.hardware.snapshot import Machine
@@ -112,6 +113,27 @@ def test_a_taken_port_is_refused_before_a_terabyte_is_fetched(
         other.listen()
         code, error = refused(capsys, environ, "UD-IQ1_M", "--port", str(other.getsockname()[1]))
     assert (code, error["code"]) == (3, "port-in-use")
+
+
+@pytest.mark.parametrize("more", [(), ("--detach", "--new-api-key")])
+def test_a_name_that_another_is_being_started_under_is_refused_before_a_terabyte_is_fetched(
+    capsys: pytest.CaptureFixture[str], environ: dict[str, str], more: tuple[str, ...]
+) -> None:
+    state = Path(environ["XDG_STATE_HOME"]) / "kimigguf"
+    with reserved(state / "servers", "twin"):
+        code, error = refused(capsys, environ, "UD-IQ1_M", "--port", str(free_port()), "--name", "twin", *more)
+    assert (code, error["code"]) == (2, "name-in-use")
+    assert not (state / "keys").exists()
+
+
+def test_two_that_are_started_in_the_background_do_not_write_over_each_other(
+    capsys: pytest.CaptureFixture[str], environ: dict[str, str]
+) -> None:
+    state = Path(environ["XDG_STATE_HOME"]) / "kimigguf"
+    with reserved(state / "servers", "twin", to_start=True):
+        code, error = refused(capsys, environ, "UD-IQ1_M", "--name", "twin", "--detach")
+    assert (code, error["code"]) == (2, "name-in-use")
+    assert not (state / "logs").exists()
 
 
 @pytest.mark.parametrize("which", ["folder", "first", "middle"])

@@ -95,6 +95,30 @@ def test_it_is_started_looked_at_restarted_and_stopped(place: Place) -> None:
     assert place.json("status") == (1, {"schema": "kimigguf.status/1", "servers": []})
 
 
+def test_of_two_that_are_started_together_under_one_name_one_comes_up(place: Place) -> None:
+    def begin() -> "subprocess.Popen[bytes]":
+        argv = ["serve", str(place.model), "--engine", "embedded", "--context", "4096", "--no-selftest"]
+        return subprocess.Popen(
+            [sys.executable, "-m", "kimigguf", *argv, "--name", "twin", "--port", str(free_port())],
+            env=place.environ(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+
+    both = [begin(), begin()]
+    try:
+        assert until(lambda: any(one.poll() is not None for one in both), seconds=60)
+        (winner,) = [one for one in both if one.poll() is None]
+        (loser,) = [one for one in both if one is not winner]
+        assert loser.returncode == 2
+        assert until(lambda: [s["state"] for s in place.json("status")[1]["servers"]] == ["ready"], seconds=60)
+        assert place.run("stop", "--name", "twin").returncode == 0
+        assert winner.wait(30) == 130
+        assert until(lambda: place.left() == [])
+    finally:
+        for one in both:
+            one.kill()
+            one.wait()
+
+
 def test_a_killed_supervisor_leaves_nothing_to_find(place: Place) -> None:
     place.start()
     (server,) = place.json("status")[1]["servers"]

@@ -4,7 +4,8 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import replace
+import time
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,7 @@ from kimigguf.engines.registry import (
     life_of,
     metrics,
     require_new,
+    reserved,
     stop,
 )
 from kimigguf.errors import UsageError
@@ -107,6 +109,14 @@ def test_an_engine_whose_supervisor_was_killed_is_found_and_stopped(tmp_path: Pa
         engine.wait()
 
 
+def test_a_supervisor_that_nobody_reaps_is_not_waited_for() -> None:
+    with subprocess.Popen(SLEEP) as unreaped:  # it stays a zombie until the block ends
+        supervisor = ProcessId.of(unreaped.pid)
+        began = time.monotonic()
+        stop(entry(supervisor=supervisor, engine=ended()), grace_seconds=20)
+        assert time.monotonic() - began < 10
+
+
 def test_a_living_engine_that_does_not_answer_is_silent_not_ready() -> None:
     assert life_of(entry()) is Life.SILENT
 
@@ -133,6 +143,46 @@ def test_a_name_in_use_is_refused(tmp_path: Path) -> None:
         with pytest.raises(UsageError):
             require_new(tmp_path, "a")
         require_new(tmp_path, "b")
+
+
+HOLD = """
+import sys, time
+from pathlib import Path
+from kimigguf.engines.registry import reserved
+with reserved(Path(sys.argv[1]), "twin"):
+    print("held", flush=True)
+    time.sleep(60)
+"""
+
+
+def test_a_name_is_taken_before_its_server_runs_and_free_once_its_holder_is_dead(tmp_path: Path) -> None:
+    """Two that are started together load for minutes before either is registered."""
+    with subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path)], stdout=subprocess.PIPE, text=True) as holder:
+        try:
+            assert holder.stdout is not None
+            assert holder.stdout.readline() == "held\n"
+            with pytest.raises(UsageError) as caught, reserved(tmp_path, "twin"):
+                pytest.fail("two have the name")
+            assert caught.value.code == "name-in-use"
+            with reserved(tmp_path, "other"):
+                pass
+        finally:
+            holder.kill()
+    with reserved(tmp_path, "twin"):
+        assert entries(tmp_path) == ()
+
+
+def test_the_name_of_a_living_server_cannot_be_reserved_even_if_its_holder_is_dead(tmp_path: Path) -> None:
+    orphan = entry("twin", supervisor=ended())
+    with entered(tmp_path, orphan), pytest.raises(UsageError), reserved(tmp_path, "twin"):
+        pytest.fail("the engine of that name lives")
+
+
+def test_who_ends_removes_nobody_elses_entry(tmp_path: Path) -> None:
+    other = entry("twin")
+    with entered(tmp_path, entry("twin")):
+        (tmp_path / "twin.json").write_text(json.dumps(asdict(other)))
+    assert entries(tmp_path) == (other,)
 
 
 @pytest.mark.parametrize("name", ["", "../x", "a/b", ".hidden", "x" * 65, "a b"])
