@@ -1,10 +1,12 @@
 """``kimigguf serve``: from a quant's name to an endpoint that answers, and back to nothing on Ctrl-C."""
 
 import time
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import click
+from click.core import ParameterSource
 
 from kimigguf.cli.app import App
 from kimigguf.cli.models_option import models_option
@@ -14,6 +16,14 @@ from kimigguf.errors import ExitCode, UsageError
 if TYPE_CHECKING:
     from kimigguf.engines.request import Request
     from kimigguf.engines.session import Prepared
+
+_PLAN_OWNS: Final[Mapping[str, str]] = {
+    "context_tokens": "--context",
+    "slots": "--slots",
+    "models_dir": "--models-dir",
+    "no_download": "--no-download",
+}
+"""Options that decide what a plan has decided: with how much context, for how many, from which files."""
 
 
 @click.command("serve", short_help="Serve a quant on an OpenAI-compatible endpoint.")
@@ -145,10 +155,20 @@ def _request(options: dict[str, Any]) -> "Request":
             code="nothing-to-serve" if target is None else "plan-and-target",
             hint="kimigguf serve UD-IQ1_M; kimigguf recommend says which quant fits this machine",
         )
-    if plan_path is not None and options["context_tokens"] is not None:
+    if plan_path is not None and (given := _given(_PLAN_OWNS)):
         raise UsageError(
-            "a plan is replayed as it is; --context would make it another",
+            f"a plan is replayed as it is; {', '.join(given)} would make it another",
             code="plan-and-settings",
-            hint="make the plan with the context you want: kimigguf plan QUANT --context N --json > plan.json",
+            hint="leave it out, or make the plan that you want: kimigguf plan QUANT --json > plan.json",
         )
     return Request(**options | {"target": target, "extra": tuple(extra)})
+
+
+def _given(names: Mapping[str, str]) -> list[str]:
+    """Those options of ``names`` (by parameter) that stand on the command line, in its words."""
+    context = click.get_current_context()
+    return [
+        option
+        for parameter, option in names.items()
+        if context.get_parameter_source(parameter) is ParameterSource.COMMANDLINE
+    ]

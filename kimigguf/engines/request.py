@@ -46,7 +46,7 @@ class Request:
             ("--host", self.host),
             ("--port", self.port),
             ("--context", self.context_tokens),
-            ("--slots", self.slots),
+            ("--slots", self.slots if self.plan_path is None else None),  # a plan has its own
             ("--effort", self.effort),
             ("--alias", self.alias),
             ("--models-dir", self.models_dir),
