@@ -29,7 +29,8 @@ def read_keys(path: Path) -> tuple[str, ...]:
     """The keys in a file, one a line; empty lines and those that begin with # are none.
 
     Raises:
-        UsageError: ``bad-key-file`` if it cannot be read, is empty, or others on this machine can read it.
+        UsageError: ``bad-key-file`` if it cannot be read, is empty, others on this machine can read it, or a key has
+            characters that cannot stand in an HTTP header.
     """
     try:
         mode = path.stat().st_mode
@@ -41,6 +42,14 @@ def read_keys(path: Path) -> tuple[str, ...]:
             f"others on this machine can read the key file {path}", code="bad-key-file", hint=f"chmod 600 '{path}'"
         )
     keys = tuple(line for line in lines if line and not line.startswith("#"))
+    for number, line in enumerate(lines, start=1):
+        if line in keys and not (line.isascii() and line.isprintable()):
+            raise UsageError(
+                f"line {number} of the key file {path} is no key that a client can send",
+                code="bad-key-file",
+                cause="it has characters other than printable ASCII, which no HTTP header carries",
+                hint="kimigguf serve --new-api-key makes a good one",
+            )
     if not keys:
         raise UsageError(f"the key file {path} holds no key", code="bad-key-file", hint="write one key a line")
     return keys

@@ -1,5 +1,6 @@
 """A llama.cpp server as a running thing: start it, watch it load, know when it is ready and why it is not, stop it."""
 
+import errno
 import http.client
 import json
 import signal
@@ -17,7 +18,7 @@ from kimigguf.engines.diagnose import EngineDiedError, server_error
 from kimigguf.engines.oom import explain, read_kills
 from kimigguf.engines.progress import Activity, advanced, read_activity
 from kimigguf.engines.supervise import Child, State
-from kimigguf.errors import MachineError, ServerError
+from kimigguf.errors import MachineError, ServerError, UsageError
 from kimigguf.events import Advance, Listener, Notice, Step, ignore
 from kimigguf.units import duration
 
@@ -49,30 +50,66 @@ class Address:
         return f"http://{f'[{host}]' if ':' in host else host}:{self.port}"
 
 
-def port_is_free(address: Address) -> bool:
-    """Whether the port can be bound now. Connections of an earlier server that still close do not count."""
-    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((address.host.strip("[]"), address.port))
-        except OSError:
-            return False
-    return True
+def port_problem(address: Address) -> UsageError | MachineError | None:
+    """Why the address cannot be listened on now; None if it can.
+
+    Connections of an earlier server that still close do not count.
+    """
+    host = address.host.strip("[]")
+    try:
+        found = socket.getaddrinfo(host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except (OSError, ValueError) as error:  # a ValueError for what cannot even be a name
+        return UsageError(
+            f"--host {address.host} is no address and no name that this machine knows",
+            code="unknown-host",
+            cause=str(error),
+            hint="--host 127.0.0.1 for this machine alone, --host 0.0.0.0 --new-api-key for every network it is on",
+        )
+    # A name with addresses of both kinds is served on the older kind, as clients try it where the newer one fails.
+    family, kind, protocol, _, where = min(found, key=lambda one: one[0] != socket.AF_INET)
+    try:
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(where)
+    except OSError as error:
+        return _bind_problem(address, error)
+    return None
+
+
+def _bind_problem(address: Address, error: OSError) -> UsageError | MachineError:
+    where = f"port {address.port} on {address.host}"
+    match error.errno:
+        case errno.EADDRINUSE:
+            return MachineError(
+                f"{where} cannot be had: another program listens there",
+                code="port-in-use",
+                hint="choose another with --port; ss -ltnp shows who has it",
+            )
+        case errno.EADDRNOTAVAIL:
+            return UsageError(
+                f"--host {address.host} is an address of another machine, or of none",
+                code="address-not-here",
+                hint="ip -brief address shows those of this machine; 0.0.0.0 is all of them",
+            )
+        case errno.EACCES | errno.EPERM:
+            return MachineError(
+                f"{where} cannot be had: this user may not listen there",
+                code="port-not-allowed",
+                cause=error.strerror,
+                hint="choose one from 1024 on with --port",
+            )
+    return MachineError(f"{where} cannot be had", code="port-unusable", cause=error.strerror or str(error))
 
 
 def require_free(address: Address) -> None:
-    """Refuse a port that another program has.
+    """Refuse an address that cannot be listened on.
 
     Raises:
-        MachineError: ``port-in-use``.
+        UsageError: ``unknown-host``, ``address-not-here``.
+        MachineError: ``port-in-use``, ``port-not-allowed``, ``port-unusable``.
     """
-    if not port_is_free(address):
-        raise MachineError(
-            f"port {address.port} on {address.host} cannot be had: another program listens there",
-            code="port-in-use",
-            hint="choose another with --port; ss -ltnp shows who has it",
-        )
+    if (problem := port_problem(address)) is not None:
+        raise problem
 
 
 def get(

@@ -10,7 +10,7 @@ import psutil
 from kimigguf.download.store import FileState, StoredSet
 from kimigguf.engines.engine import FoundEngine
 from kimigguf.engines.evidence import Check, State
-from kimigguf.engines.llama_server import Address, port_is_free
+from kimigguf.engines.llama_server import Address, port_problem
 from kimigguf.hardware.snapshot import Machine
 from kimigguf.units import memory, storage
 
@@ -69,15 +69,10 @@ def check_plan(changed: Sequence[str]) -> Check:
 
 
 def check_port(address: Address) -> Check:
-    if port_is_free(address):
+    problem = port_problem(address)
+    if problem is None:
         return Check(what="port", state=State.PASSED, evidence=f"{address.host}:{address.port} is free")
-    return Check(
-        what="port",
-        state=State.FAILED,
-        evidence=f"another program listens on {address.host}:{address.port}",
-        hint="choose another with --port",
-        blocks=True,
-    )
+    return Check(what="port", state=State.FAILED, evidence=problem.message, hint=problem.hint, blocks=True)
 
 
 def check_log_room(folder: Path) -> Check:

@@ -16,6 +16,7 @@ from fakes.processes import free_port
 from kimigguf.cli.app import App, run
 from kimigguf.cli.show import Show
 from kimigguf.engines.registry import reserved
+from kimigguf.engines.request import Request
 from kimigguf.engines.watchdog import Restarts
 from kimigguf.hardware.detect import LIMIT_SECONDS, PATIENT_LIMIT_SECONDS, detect
 from kimigguf.hardware.snapshot import Machine
@@ -77,6 +78,26 @@ def test_a_request_that_cannot_be_met_says_why(
     found, error = refused(capsys, environ, "--port", str(free_port()), *argv)
     assert (found, error["code"]) == (exit_code, code)
     assert len(error["message"]) > 10
+
+
+@pytest.mark.parametrize(
+    "given", [("--context", "32768"), ("--slots", "1"), ("--models-dir", "/m"), ("--no-download",), ("--slots", "4")]
+)
+def test_an_option_that_a_plan_would_ignore_is_refused_by_its_name(
+    capsys: pytest.CaptureFixture[str], environ: dict[str, str], given: tuple[str, ...]
+) -> None:
+    code, error = refused(capsys, environ, "--plan", "p.json", *given)
+    assert (code, error["code"]) == (2, "plan-and-settings")
+    assert given[0] in error["message"]
+
+
+def test_a_replayed_plan_can_be_asked_for_again_by_its_arguments(
+    capsys: pytest.CaptureFixture[str], environ: dict[str, str]
+) -> None:
+    """restart and --detach start it by them: an option that serve refuses beside a plan would end both."""
+    again = Request(plan_path=Path("p.json"), port=free_port(), restart="on-failure").arguments("k3")
+    assert refused(capsys, environ, *again)[1]["code"] == "bad-plan"  # for the file that is not there
+    assert "--slots" in Request(target="UD-IQ1_M").arguments("k3")
 
 
 def test_a_mistyped_quant_is_answered_with_the_nearest(
@@ -249,6 +270,38 @@ def test_a_key_file_that_others_can_read_is_refused(
     code, error = refused(capsys, environ, "UD-IQ1_M", "--host", "0.0.0.0", "--api-key-file", str(keys))
     assert (code, error["code"]) == (2, "bad-key-file")
     assert error["hint"] == f"chmod 600 '{keys}'"
+
+
+def test_a_key_that_no_header_can_carry_is_refused_before_the_load_and_not_shown(
+    capsys: pytest.CaptureFixture[str], environ: dict[str, str], tmp_path: Path
+) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("# mine\nschlüssel-π\n", encoding="utf-8")
+    keys.chmod(0o600)
+    code, error = refused(capsys, environ, "UD-IQ1_M", "--api-key-file", str(keys))
+    assert (code, error["code"]) == (2, "bad-key-file")
+    assert "line 2" in error["message"]
+    assert "schl" not in json.dumps(error)
+
+
+@pytest.mark.parametrize(
+    ("host", "exit_code", "code"),
+    [
+        ("a..b", 2, "unknown-host"),
+        ("192.0.2.1", 2, "address-not-here"),  # a documentation address: nobody's
+    ],
+)
+def test_an_address_that_cannot_be_had_is_not_called_taken(
+    *, capsys: pytest.CaptureFixture[str], environ: dict[str, str], tmp_path: Path, host: str, exit_code: int, code: str
+) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("secret\n")
+    keys.chmod(0o600)
+    argv = ("UD-IQ1_M", "--host", host, "--port", str(free_port()), "--api-key-file", str(keys))
+    found, error = refused(capsys, environ, *argv)
+    assert (found, error["code"]) == (exit_code, code)
+    assert host in error["message"]
+    assert "another program" not in error["message"]
 
 
 def test_a_new_key_is_shown_once_and_kept_where_only_its_owner_reads(

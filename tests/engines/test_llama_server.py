@@ -1,7 +1,9 @@
 """How a start can go wrong: a fake process plays what a real engine cannot be made to show."""
 
+import errno
 import os
 import signal
+import socket
 import sys
 import time
 from pathlib import Path
@@ -13,9 +15,9 @@ from fakes.processes import free_port, is_open, is_running, until
 from kimigguf.engines import llama_server
 from kimigguf.engines.command import Command
 from kimigguf.engines.diagnose import EngineDiedError
-from kimigguf.engines.llama_server import Address, Server
+from kimigguf.engines.llama_server import Address, Server, port_problem, require_free
 from kimigguf.engines.supervise import State
-from kimigguf.errors import ServerError
+from kimigguf.errors import ServerError, UsageError
 from kimigguf.events import Event, Notice
 
 
@@ -118,3 +120,39 @@ def test_an_interrupted_wait_leaves_no_process_and_no_port(tmp_path: Path) -> No
 def test_a_server_on_every_address_is_reached_on_loopback() -> None:
     assert Address(host="0.0.0.0", port=1).url == "http://127.0.0.1:1"
     assert Address(host="::", port=1).url == "http://[::1]:1"
+
+
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [
+        (errno.EADDRINUSE, "port-in-use"),
+        (errno.EADDRNOTAVAIL, "address-not-here"),
+        (errno.EACCES, "port-not-allowed"),
+        (errno.ENOBUFS, "port-unusable"),
+    ],
+)
+def test_only_a_taken_port_is_called_taken(monkeypatch: pytest.MonkeyPatch, number: int, code: str) -> None:
+    def refuse(_socket: socket.socket, _where: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(socket.socket, "bind", refuse, raising=False)
+    problem = port_problem(Address(host="127.0.0.1", port=80))
+    assert problem is not None
+    assert problem.code == code
+    assert ("another program" in problem.message) == (code == "port-in-use")
+
+
+def test_a_name_that_nobody_knows_is_a_wrong_name_and_no_taken_port(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(*_arguments: object, **_options: object) -> None:
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", unknown)  # no real server of names is asked
+    with pytest.raises(UsageError) as caught:
+        require_free(Address(host="no-such-host.invalid", port=80))
+    assert caught.value.code == "unknown-host"
+    assert "no-such-host.invalid" in caught.value.message
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0", "localhost"])
+def test_a_free_port_is_free_by_address_and_by_name(host: str) -> None:
+    assert port_problem(Address(host=host, port=free_port())) is None
