@@ -12,14 +12,20 @@ from kimigguf.cli.show import Mode, output_options
 from kimigguf.errors import KimiggufError, UsageError
 
 if TYPE_CHECKING:
+    from openai import OpenAI
+
     from kimigguf.engines.conversation import Conversation, Piece, Reply
 
+_NAMED: Final = 4
+"""So many models are listed in a warning before the rest is counted."""
 _HELP: Final = "/retry  ask again   /new  forget everything   /effort low|high|max   /save FILE   /quit"
 
 
 @click.command("chat", short_help="Talk to a running server.")
 @click.argument("prompt", required=False)
-@click.option("--url", help="The server's address.  [default: the server that runs here, else port 8080]")
+@click.option(
+    "--url", help="The server's address, :8081 on this machine.  [default: the server that runs here, else port 8080]"
+)
 @click.option("--model", help="Which of the server's models; its first one by default.")
 @click.option("--system", metavar="TEXT", help="A system message.")
 @click.option("--effort", metavar="LEVEL", help="How much to think: low, high or max; the server's own by default.")
@@ -60,7 +66,7 @@ def command(
     with connect(url, api_key=_key(app, api_key_file)) as client:
         conversation = Conversation(
             client,
-            model or first_model(client),
+            first_model(client) if model is None else _known(app, client, model),
             system=system,
             extra_body=_effort_body(effort),
             max_tokens=max_tokens,
@@ -70,6 +76,29 @@ def command(
         else:
             _ask_once(app, conversation, sys.stdin.read() if prompt == "-" else prompt)
     return None
+
+
+def _known(app: App, client: "OpenAI", model: str) -> str:
+    """The model as it was named, with a warning if the server lists others: llama-server answers to any name.
+
+    Raises:
+        NetworkError, ServerError: As ``model_names`` has it, but for a server that lists nothing.
+    """
+    from kimigguf.engines.conversation import model_names
+
+    try:
+        names = model_names(client)
+    except KimiggufError as error:
+        if error.code != "http-error":
+            raise
+        return model
+    if names and model not in names:
+        more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+        app.show.note(
+            f"warning: {client.base_url} lists no model {model!r}, only {', '.join(names[:_NAMED])}{more}; "
+            "whatever answers may be another"
+        )
+    return model
 
 
 def _running(app: App) -> tuple[str, Path | None]:

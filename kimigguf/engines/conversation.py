@@ -4,10 +4,14 @@ Kimi K3 expects its own reasoning and tool calls in the history (preserved think
 ``reasoning_content`` makes later turns worse without any error.
 """
 
+import json
+import re
+import shlex
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
@@ -17,8 +21,9 @@ from kimigguf.errors import KimiggufError, NetworkError, ServerError, UsageError
 if TYPE_CHECKING:
     from openai import OpenAI
 
-_UNAVAILABLE: Final = 503
 _CONNECT_SECONDS: Final = 10.0
+_SAID_CHARACTERS: Final = 300
+"""What is longer is a page or a dump, and no reason."""
 
 
 class Kind(StrEnum):
@@ -63,15 +68,24 @@ class Reply:
 
 
 def base_url(url: str) -> str:
-    """The API's base address for what a user typed: with a scheme, ending in /v1.
+    """The API's base address for what a user typed: with a scheme, ending in /v1; ``:8080`` is this machine.
 
     Raises:
-        UsageError: ``bad-url``.
+        UsageError: ``bad-url``, also for a bare word: it names no port, and is no domain that anybody could mean.
     """
-    text = url if "://" in url else f"http://{url}"
-    parts = urlsplit(text)
-    if parts.scheme not in {"http", "https"} or not parts.hostname:
-        raise UsageError(f"{url!r} is no address of a server", code="bad-url", hint="for example http://127.0.0.1:8080")
+    text = url if "://" in url else f"http://{'127.0.0.1' if url.startswith(':') else ''}{url}"
+    problem = UsageError(
+        f"{url!r} is no address of a server", code="bad-url", hint="kimigguf chat --url http://127.0.0.1:8080"
+    )
+    try:
+        parts = urlsplit(text)
+        host, port = parts.hostname or "", parts.port
+    except ValueError as error:  # a port that is no number, a bracket that is left open
+        problem.cause = str(error)
+        raise problem from error
+    sound = parts.scheme in {"http", "https"} and re.fullmatch(r"[\w.:%-]+", host)
+    if not sound or not ("://" in url or port is not None or host == "localhost" or "." in host or ":" in host):
+        raise problem
     path = parts.path.rstrip("/")
     return f"{parts.scheme}://{parts.netloc}{path or '/v1'}"
 
@@ -118,13 +132,40 @@ def mapped(url: str) -> Iterator[None]:
 
 
 def _start_hint(url: str) -> str:
-    port = urlsplit(url).port or 8080
-    return f"start one with: kimigguf serve UD-IQ1_M --port {port} - or name its address with --url"
+    """A command that helps: here a server can be started, elsewhere only be looked for."""
+    parts = urlsplit(url)
+    if is_loopback(parts.hostname or ""):
+        return f"kimigguf serve UD-IQ1_M --port {parts.port or 8080}"
+    return _look_hint(url)
+
+
+def _look_hint(url: str) -> str:
+    return shlex.join(["curl", f"{url.rstrip('/')}/models"])
+
+
+def _in_words(error: Any) -> str | None:  # noqa: ANN401 -- openai's type, imported only when it is raised
+    """What the server said of a failure; None where it said nothing that a person could read."""
+    body = error.body
+    if isinstance(body, dict):
+        found = next((body[key] for key in ("message", "detail", "error") if isinstance(body.get(key), str)), None)
+        return found.strip() or None if found else None
+    # A page for a browser explains nothing here.
+    return body.strip() or None if isinstance(body, str) and "<" not in body and len(body) <= _SAID_CHARACTERS else None
+
+
+def _phrase(status: int) -> str:
+    if status == HTTPStatus.NOT_FOUND:
+        return "nothing answers at this address there: it is no OpenAI-compatible API, or that lies under another path"
+    try:
+        return f"it gives no reason; this number means: {HTTPStatus(status).phrase}"
+    except ValueError:
+        return "it gives no reason, and this number means nothing in HTTP"
 
 
 def _of_status(error: Any, url: str) -> KimiggufError:  # noqa: ANN401 -- openai's type, imported only when it is raised
     body = error.body if isinstance(error.body, dict) else {}
-    text = str(body.get("message") or error.message)
+    said = _in_words(error)
+    text = said or _phrase(error.status_code)
     match error.status_code:
         case 401 | 403:
             return NetworkError(
@@ -149,7 +190,8 @@ def _of_status(error: Any, url: str) -> KimiggufError:  # noqa: ANN401 -- openai
                 hint="try again when kimigguf serve says that it is ready",
             )
         case code:
-            return NetworkError(f"{url} answered with HTTP {code}", code="http-error", cause=text)
+            hint = _look_hint(url) if code == HTTPStatus.NOT_FOUND and said is None else None
+            return NetworkError(f"{url} answered with HTTP {code}", code="http-error", cause=text, hint=hint)
 
 
 class Conversation:
@@ -260,15 +302,35 @@ class _Gathered:
         return Reply(message=message, finish_reason=self._finish, usage=self._usage, timings=self._timings)
 
 
+def model_names(client: "OpenAI") -> tuple[str, ...]:
+    """The names of the models that the server lists.
+
+    Raises:
+        NetworkError, ServerError: See ``mapped``; ``http-error`` also from a server that has no list, ``no-api`` from
+            one that answers with something else, such as a page for a browser.
+    """
+    url = str(client.base_url)
+    with mapped(url):
+        # As text: the client itself trips over an answer that is not JSON.
+        text = client.models.with_raw_response.list().text
+    try:
+        return tuple(str(model["id"]) for model in json.loads(text)["data"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise NetworkError(
+            f"{url} answers, but not as an OpenAI-compatible API",
+            code="no-api",
+            cause="its list of models is none",
+            hint=_look_hint(url),
+        ) from error
+
+
 def first_model(client: "OpenAI") -> str:
     """The name of the first model that the server offers.
 
     Raises:
         NetworkError, ServerError: See ``mapped``; ``no-model`` if it offers none.
     """
-    url = str(client.base_url)
-    with mapped(url):
-        models = list(client.models.list())
-    if not models:
-        raise NetworkError(f"{url} offers no model", code="no-model", hint="name one with --model")
-    return models[0].id
+    names = model_names(client)
+    if not names:
+        raise NetworkError(f"{client.base_url} offers no model", code="no-model", hint="name one with --model")
+    return names[0]

@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import httpx2
+import openai
 import pytest
 from fakes.openai_server import Script, answering
 from fakes.processes import free_port
@@ -14,9 +16,10 @@ from fakes.processes import free_port
 from kimigguf.cli.app import App, run
 from kimigguf.cli.chat import printable
 from kimigguf.cli.show import Show
-from kimigguf.engines.conversation import base_url
+from kimigguf.engines.conversation import base_url, mapped
 from kimigguf.engines.registry import Entry, ProcessId, entered
-from kimigguf.errors import UsageError
+from kimigguf.errors import NetworkError, UsageError
+from kimigguf.probe.client import base_url as probe_url
 
 CALL = [
     {"tool_calls": [{"index": 0, "id": "c1", "type": "function", "function": {"name": "look", "arguments": ""}}]},
@@ -149,7 +152,85 @@ def test_no_server_says_how_to_start_one(capsys: pytest.CaptureFixture[str]) -> 
     assert chat("--json", "--url", f"http://127.0.0.1:{port}", "Hello") == 4
     record = json.loads(capsys.readouterr().err)
     assert record["code"] == "server-unreachable"
-    assert f"kimigguf serve UD-IQ1_M --port {port}" in record["hint"]
+    assert record["hint"] == f"kimigguf serve UD-IQ1_M --port {port}"  # nothing around it: it is to be pasted
+
+
+def test_a_server_elsewhere_cannot_be_started_from_here() -> None:
+    url = "http://host.example:8080/v1/"
+    with pytest.raises(NetworkError) as caught, mapped(url):
+        raise openai.APIConnectionError(request=httpx2.Request("GET", url))
+    assert (caught.value.code, caught.value.hint) == ("server-unreachable", "curl http://host.example:8080/v1/models")
+
+
+@pytest.mark.parametrize(
+    "typed", ["notaurl", "host:port", "host:99999", "http://[::1", "two words:80", "", "ftp://host"]
+)
+def test_an_address_that_is_none_is_a_usage_error(capsys: pytest.CaptureFixture[str], typed: str) -> None:
+    assert chat("--json", "--url", typed, "Hello") == 2
+    record = json.loads(capsys.readouterr().err)
+    assert (record["code"], record["hint"]) == ("bad-url", "kimigguf chat --url http://127.0.0.1:8080")
+
+
+def test_this_machine_is_a_port_after_a_colon() -> None:
+    with answering(Script(deltas=[{"content": "Hi."}])) as server:
+        assert chat("--url", f":{server.url.rpartition(':')[2]}", "Hello") == 0
+    assert len(server.asked) == 1
+
+
+@pytest.mark.parametrize(
+    "typed", [":8302", "127.0.0.1:8302", "localhost:8302", "http://h.example", "https://h.example/v1/"]
+)
+def test_chat_and_quality_probe_take_an_address_alike(typed: str) -> None:
+    assert base_url(typed) == probe_url(typed, "candidate")
+
+
+@pytest.mark.parametrize(
+    ("body", "cause"),
+    [
+        (b"", "no OpenAI-compatible API"),
+        (b"<html><h1>Not Found</h1></html>", "no OpenAI-compatible API"),
+        (b'{"detail": "Not Found"}', "Not Found"),
+        (b"no such route", "no such route"),
+    ],
+)
+def test_a_server_that_is_another_is_told_in_words(capsys: pytest.CaptureFixture[str], body: bytes, cause: str) -> None:
+    """ "Error code: 404" says nothing, and a page for a browser says too much."""
+    with answering(Script(status=404, page=body)) as server:
+        assert chat("--json", "--url", server.url, "Hello") == 4
+    record = json.loads(capsys.readouterr().err)
+    assert (record["code"], record["message"]) == ("http-error", f"{server.url}/v1/ answered with HTTP 404")
+    assert cause in record["cause"]
+    assert "Error code" not in record["cause"]
+    assert "<" not in record["cause"]
+
+
+@pytest.mark.parametrize("body", [b"<html>Welcome</html>", b"[]", b'{"data": [1]}'])
+@pytest.mark.parametrize("model", [(), ("--model", "nope")])
+def test_a_web_server_that_answers_everything_is_no_api(
+    capsys: pytest.CaptureFixture[str], body: bytes, model: tuple[str, ...]
+) -> None:
+    with answering(Script(page=body)) as server:
+        assert chat("--json", "--url", server.url, *model, "Hello") == 4
+    record = json.loads(capsys.readouterr().err)
+    assert (record["code"], record["hint"]) == ("no-api", f"curl {server.url}/v1/models")
+
+
+def test_a_model_that_the_server_does_not_list_is_warned_of(capsys: pytest.CaptureFixture[str]) -> None:
+    """llama-server answers to any name, so a wrong one goes unnoticed."""
+    with answering(Script(deltas=[{"content": "Hi."}], models=("a", "b", "c", "d", "e", "f"))) as server:
+        assert chat("--url", server.url, "--model", "nope", "Hello") == 0
+        out, err = capsys.readouterr()
+        assert out == "Hi.\n"
+        assert "lists no model 'nope', only a, b, c, d and 2 more" in err
+        assert chat("--url", server.url, "--model", "e", "Hello") == 0
+        assert "warning" not in capsys.readouterr().err
+    assert [asked["model"] for asked in server.asked] == ["nope", "e"]
+
+
+def test_a_server_without_a_list_of_models_is_asked_all_the_same(capsys: pytest.CaptureFixture[str]) -> None:
+    with answering(Script(deltas=[{"content": "Hi."}], page=b"", status=404)) as server:
+        assert chat("--url", server.url, "--model", "nope", "Hello") == 0
+    assert capsys.readouterr().out == "Hi.\n"
 
 
 def test_an_empty_prompt_is_not_sent() -> None:

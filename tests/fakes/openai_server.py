@@ -11,13 +11,17 @@ from typing import Any, cast
 
 @dataclass(slots=True, kw_only=True)
 class Script:
-    """``deltas`` are streamed as they stand; ``status`` and ``error`` answer instead; ``cut`` drops the connection."""
+    """``deltas`` are streamed as they stand; ``status`` and ``error`` answer instead; ``cut`` drops the connection.
+
+    ``page`` answers with ``status`` where the models are listed.
+    """
 
     url: str = ""
     deltas: list[dict[str, Any]] = field(default_factory=list)
     finish: str = "stop"
     status: int = 200
     error: dict[str, Any] | None = None
+    page: bytes | None = None
     cut: bool = False
     models: tuple[str, ...] = ("kimi-k3",)
     asked: list[dict[str, Any]] = field(default_factory=list)
@@ -41,6 +45,9 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         self.script.keys.append(self.headers.get("Authorization"))
+        if self.script.page is not None:
+            self._send(self.script.status, self.script.page)
+            return
         self._json(200, {"object": "list", "data": [{"id": m, "object": "model"} for m in self.script.models]})
 
     def do_POST(self) -> None:
@@ -69,7 +76,9 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(b"data: " + json.dumps(common | data).encode() + b"\n\n")
 
     def _json(self, status: int, data: dict[str, Any]) -> None:
-        body = json.dumps(data).encode()
+        self._send(status, json.dumps(data).encode())
+
+    def _send(self, status: int, body: bytes) -> None:
         self.send_response(status)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(body)))
