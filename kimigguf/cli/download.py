@@ -62,16 +62,21 @@ def command(
     """  # noqa: D301 -- \b is click's marker for text that must not be wrapped
     from kimigguf.catalogue.profiles import find_quant, load_model
     from kimigguf.download.obtain import Wish, make_plan, obtain, obtain_projector, refuse_unreadable
+    from kimigguf.download.place import settle
     from kimigguf.download.policy import Policy
     from kimigguf.download.store import models_dir as models_folder
+    from kimigguf.download.store import named_models_dir
 
     profile = load_model(model_name, app.environ)
     wish = Wish(profile=profile, quant=find_quant(profile, quant), revision=revision, force=force)
     models = models_folder(app.environ, models_dir)
+    told = named_models_dir(app.environ, models_dir) is not None
     rate = max(1, units.parse_size(limit_rate)) if limit_rate else None
     if dry_run:
         refuse_unreadable(wish)
         with app.show.progress() as listen:
+            if not told:
+                models = settle(models, wish.quant.size_bytes, remember=False, listen=listen)
             plan = make_plan(wish, models, environ=app.environ, listen=listen)
         app.show.answer(_plan_record(wish, plan), lambda console: _draw_plan(console, wish, plan))
         return ExitCode.DONE if plan.fits else ExitCode.ANSWERED_NO
@@ -86,9 +91,10 @@ def command(
             policy=policy,
             keep_previous=keep_previous,
             wait=not no_wait,
-            told=models_dir is not None or bool(app.environ.get("KIMIGGUF_MODELS")),
+            told=told,
         )
         if mmproj is not None:
+            models = models_folder(app.environ, models_dir)  # the set may have been the first, and its disk chosen
             projector = obtain_projector(
                 wish, mmproj, models, environ=app.environ, listen=listen, policy=policy, wait=not no_wait
             )

@@ -40,14 +40,19 @@ def command(
       kimigguf import /mnt/old/models --quant UD-IQ1_M
     """  # noqa: D301 -- \b is click's marker for text that must not be wrapped
     from kimigguf.catalogue.profiles import find_quant, load_model
-    from kimigguf.download import store
+    from kimigguf.download import disk, store
+    from kimigguf.download.bring import needs_room
     from kimigguf.download.obtain import Wish, listed
+    from kimigguf.download.place import settle
     from kimigguf.download.takeover import take_over
 
     profile = load_model(model_name, app.environ)
     quant = find_quant(profile, quant_name) if quant_name else _quant_of(profile, path)
     models = store.models_dir(app.environ, models_dir)
     with app.show.progress() as listen:
+        # On the data folder's own disk a link costs nothing; from elsewhere they go where a download would put them.
+        if store.named_models_dir(app.environ, models_dir) is None and needs_room(path, disk.existing(models)):
+            models = settle(models, quant.size_bytes, listen=listen)
         remote = listed(
             Wish(profile=profile, quant=quant, revision=revision, force=True),
             models,

@@ -20,7 +20,7 @@ def models_option(function: F) -> F:
     return click.option(
         "--models-dir",
         type=click.Path(path_type=Path, file_okay=False),
-        help="Folder that holds all sets (or KIMIGGUF_MODELS).",
+        help="Folder that holds all sets (or KIMIGGUF_MODELS, or models_dir in config.toml).",
     )(function)
 
 

@@ -1,5 +1,7 @@
 """Is there room? Asked before the first byte, on the file system that will hold it."""
 
+import os
+import shlex
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,6 +9,7 @@ from typing import Final
 
 from kimigguf import units
 from kimigguf.errors import MachineError
+from kimigguf.hardware.host import Host
 from kimigguf.hardware.mounts import Mount, parse_mountinfo
 from kimigguf.hardware.snapshot import Disk, DiskKind
 
@@ -55,7 +58,8 @@ def require(folder: Path, remaining_bytes: int, *, slack: bool = True) -> None:
             f"not enough room on the disk of {folder}: {units.storage(need)} to come, {units.storage(free)} free",
             code="disk-full",
             cause=f"{units.storage(need - free)} are missing" + (" (the files and 0.5 % to spare)" if slack else ""),
-            hint=f"make room, or choose another disk with --models-dir {other_place(_disks(), need) or 'DIR'}",
+            hint="make room, or choose another disk with --models-dir "
+            + shlex.quote(other_place(usable(read_all()), need) or "DIR"),
         )
 
 
@@ -68,17 +72,55 @@ def other_place(disks: Sequence[Disk], need_bytes: int) -> str | None:
         if disk.kind is not DiskKind.NETWORK and not disk.read_only and (disk.free_bytes or 0) >= need_bytes
     ]
     best = max(roomy, key=lambda disk: (speed[disk.kind], disk.free_bytes or 0), default=None)
-    return None if best is None else str(Path(best.mount) / "kimigguf")
+    return None if best is None else str(folder_on(best))
 
 
-def _disks() -> Sequence[Disk]:
+def folder_on(disk: Disk) -> Path:
+    """Where models go on a disk."""
+    return Path(disk.mount) / "kimigguf" / "models"
+
+
+def usable(disks: Sequence[Disk], host: Host | None = None) -> tuple[Disk, ...]:
+    """Those that this user may fill: local, writable, and not to be unplugged."""
+    host = host or Host()
+    return tuple(
+        disk
+        for disk in disks
+        if disk.kind is not DiskKind.NETWORK
+        and not disk.read_only
+        and not is_removable(disk, host)
+        and os.access(existing(host.path(str(folder_on(disk)))), os.W_OK | os.X_OK)
+    )
+
+
+def is_removable(disk: Disk, host: Host) -> bool:
+    """Whether a disk is a card, on USB or behind a plug: it may be gone tomorrow."""
+    if disk.mount.startswith(("/media/", "/run/media/")):
+        return True
+    folders = [found for name in disk.members if (found := host.real(f"/sys/class/block/{name}")) is not None]
+    return any(
+        "/usb" in folder
+        or host.number(f"{folder}/removable") == 1
+        or any(host.text(f"{above}/removable") == "removable" for above in Path(folder).parents)
+        for folder in folders
+    )
+
+
+def read_all() -> tuple[Disk, ...]:
     """This machine's disks, as far as they can be told."""
-    import sys  # noqa: PLC0415 -- with the reader, only when there is no room
+    import sys  # noqa: PLC0415 -- with the reader, only when a place is looked for
 
-    from kimigguf.hardware.disks import read_disks  # noqa: PLC0415 -- asks every mount; only when there is no room
-    from kimigguf.hardware.host import Host  # noqa: PLC0415 -- likewise
+    from kimigguf.hardware.disks import read_disks  # noqa: PLC0415 -- asks every mount; only when a place is looked for
 
     return (read_disks(Host()).disks or ()) if sys.platform.startswith("linux") else ()
+
+
+def read_mounts() -> tuple[Mount, ...]:
+    """This machine's mounts; none where they can't be read."""
+    try:
+        return parse_mountinfo(Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="replace"))
+    except OSError:
+        return ()
 
 
 def mount_of(folder: Path, mounts: tuple[Mount, ...]) -> Mount | None:
@@ -93,11 +135,7 @@ def refuse_network(folder: Path) -> None:
     Raises:
         MachineError: ``network-mount``.
     """
-    try:
-        mounts = parse_mountinfo(Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="replace"))
-    except OSError:
-        return
-    mount = mount_of(existing(folder).resolve(), mounts)
+    mount = mount_of(existing(folder).resolve(), read_mounts())
     if mount is not None and mount.file_system in _NETWORK:
         raise MachineError(
             f"{folder} lies on a network mount ({mount.file_system} at {mount.mount_point})",

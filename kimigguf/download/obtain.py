@@ -25,6 +25,7 @@ from kimigguf.download.manifest import (
     with_verified,
     write_manifest,
 )
+from kimigguf.download.place import settle
 from kimigguf.download.policy import Policy
 from kimigguf.download.store import (
     PART,
@@ -34,6 +35,7 @@ from kimigguf.download.store import (
     cannot_write,
     look,
     managed_sets,
+    named_models_dir,
     set_folder,
 )
 from kimigguf.errors import IntegrityError, MachineError, NetworkError, UsageError
@@ -112,11 +114,12 @@ def obtain(
 
     A newer revision is fetched beside an older one, which is removed only when the new one is verified
     (``keep_previous``: not even then). Files that both share are linked, not fetched. ``told``: the user has named the
-    folder; without that no network mount is filled.
+    folder; without that no network mount is filled, and an empty data folder may give way to a faster disk.
 
     Raises:
         UsageError: ``no-repository``, ``unknown-revision``.
-        MachineError: ``unsupported-quant``, ``network-mount``, ``disk-full``, ``cannot-write``, ``set-busy``.
+        MachineError: ``unsupported-quant``, ``disk-gone``, ``network-mount``, ``disk-full``, ``cannot-write``,
+            ``set-busy``.
         NetworkError: ``offline``, ``hub-unreachable``, ``gated``, ...
         IntegrityError: The set is not one, has changed, or arrives damaged.
     """
@@ -125,6 +128,9 @@ def obtain(
     refuse_unreadable(wish)
     if (here := already_whole(wish, models)) is not None:
         return here
+    told = told or models == named_models_dir(environ)
+    if not told:
+        models = settle(models, wish.quant.size_bytes, listen=listen)
     plan = make_plan(wish, models, environ=environ, listen=listen)
     if plan.remaining_bytes and is_offline(environ):
         raise NetworkError(

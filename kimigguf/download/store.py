@@ -94,31 +94,81 @@ class StoredSet:
 
 
 def models_dir(environ: Mapping[str, str], override: Path | None = None) -> Path:
-    """The folder that holds all sets: ``override``, else KIMIGGUF_MODELS, the configuration, the data folder.
+    """The folder that holds all sets: what the user has named, else what was chosen once, else the data folder.
 
     Raises:
         UsageError: ``bad-config``.
     """
-    from platformdirs import user_config_path, user_data_path  # noqa: PLC0415 -- kept out of `kimigguf --help`
+    if (named := named_models_dir(environ, override)) is not None:
+        return named
+    choice = read_choice()
+    return data_models_dir() if choice is None else choice.folder
 
+
+def named_models_dir(environ: Mapping[str, str], override: Path | None = None) -> Path | None:
+    """The folder that the user has named: ``override``, else KIMIGGUF_MODELS, else the configuration.
+
+    Raises:
+        UsageError: ``bad-config``.
+    """
     if override is not None:
         return override.expanduser().absolute()
     if environ.get("KIMIGGUF_MODELS"):
         return Path(environ["KIMIGGUF_MODELS"]).expanduser().absolute()
-    if (chosen := _configured(user_config_path("kimigguf") / "config.toml")) is not None:
-        return chosen
+    return _folder_in(_settings(config_path()), config_path())
+
+
+def data_models_dir() -> Path:
+    """The models folder that the system's conventions give."""
+    from platformdirs import user_data_path  # noqa: PLC0415 -- kept out of `kimigguf --help`
+
     return user_data_path("kimigguf") / "models"
 
 
-def _configured(path: Path) -> Path | None:
+def config_path() -> Path:
+    """The user's configuration; read, never written."""
+    from platformdirs import user_config_path  # noqa: PLC0415 -- kept out of `kimigguf --help`
+
+    return user_config_path("kimigguf") / "config.toml"
+
+
+def choice_path() -> Path:
+    """Where the program remembers the folder that it has chosen itself."""
+    return data_models_dir().parent / "chosen.toml"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """The models folder that the program has chosen, and where its disk was mounted then."""
+
+    folder: Path
+    mount: str
+
+
+def read_choice() -> Choice | None:
+    """What was chosen once, None if nothing was.
+
+    Raises:
+        UsageError: ``bad-config``.
+    """
+    settings = _settings(choice_path())
+    folder = _folder_in(settings, choice_path())
+    return None if folder is None else Choice(folder=folder, mount=str(settings.get("mount", folder.anchor)))
+
+
+def _settings(path: Path) -> dict[str, Any]:
     import tomllib  # noqa: PLC0415 -- kept out of `kimigguf --help`
 
     try:
-        value = tomllib.loads(path.read_text(encoding="utf-8")).get("models_dir")
+        return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        return None
+        return {}
     except (OSError, ValueError) as error:
         raise UsageError(f"cannot read {path}", code="bad-config", cause=str(error)) from error
+
+
+def _folder_in(settings: Mapping[str, Any], path: Path) -> Path | None:
+    value = settings.get("models_dir")
     if value is None:
         return None
     if not isinstance(value, str) or not Path(value).expanduser().is_absolute():

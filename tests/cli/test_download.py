@@ -21,6 +21,8 @@ from kimigguf.catalogue.profiles import load_model
 from kimigguf.cli.app import App, run
 from kimigguf.cli.show import Show
 from kimigguf.events import Advance
+from kimigguf.hardware.mounts import parse_mountinfo
+from kimigguf.hardware.snapshot import Disk, DiskKind
 
 REPOSITORY = "unsloth/Kimi-K3-GGUF"
 PINNED = str(load_model().repository.commit)
@@ -524,3 +526,60 @@ def test_repair_never_writes_to_the_file_that_a_link_in_the_set_leads_to(house: 
     assert house.json("repair", "UD-IQ1_M")["state"] == "whole"
     assert_every_shard_survived(house)
     assert not any(theirs.read_bytes())
+
+
+@pytest.fixture
+def unsaid(house: House, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> House:
+    """Nobody has named a models folder, and the machine has an NVMe drive with room."""
+    drive = tmp_path / "nvme"
+    drive.mkdir()
+    del house.environ["KIMIGGUF_MODELS"]
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    one = Disk(mount=str(drive), kind=DiskKind.NVME, free_bytes=10**13)
+    monkeypatch.setattr("kimigguf.download.disk.read_all", lambda: (one,))
+    monkeypatch.setattr("kimigguf.download.place._SYSTEM", frozenset())  # these tests run under /tmp
+    house.models = drive / "kimigguf" / "models"
+    return house
+
+
+def test_without_a_word_models_go_to_the_nvme_drive_and_every_command_finds_them_there(
+    unsaid: House, tmp_path: Path
+) -> None:
+    assert unsaid.json("download", "UD-IQ1_M", "--dry-run")["folder"] == str(unsaid.folder)
+    assert not unsaid.models.exists()
+    (unsaid.root / REPOSITORY / "mmproj-F16.gguf").write_bytes(b"F16")
+    answer = unsaid.json("download", "UD-IQ1_M", "--mmproj", "F16")
+    assert answer["folder"] == str(unsaid.folder)
+    assert Path(answer["mmproj"]).is_relative_to(unsaid.models)
+    assert "models go to" in unsaid.err
+    assert unsaid.json("list")["models_dir"] == str(unsaid.models)
+    assert unsaid.json("verify", "UD-IQ1_M")["good"] is True
+    assert unsaid.json("download", "UD-IQ1_M")["folder"] == str(unsaid.folder)
+    assert "models go to" not in unsaid.err
+    assert not (tmp_path / "data" / "kimigguf" / "models").exists()
+
+
+def test_import_links_on_the_data_folders_own_disk_rather_than_copies_to_a_faster_one(
+    unsaid: House, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = unsaid.root / REPOSITORY / "UD-IQ1_M"
+    monkeypatch.setattr("kimigguf.download.bring.needs_room", lambda _source, _folder: True)
+    assert unsaid.json("import", str(place))["folder"] == str(unsaid.folder)
+    shutil.rmtree(unsaid.models)
+    (tmp_path / "data" / "kimigguf" / "chosen.toml").unlink()
+    monkeypatch.setattr("kimigguf.download.bring.needs_room", lambda _source, _folder: False)
+    assert unsaid.json("import", str(place))["folder"].startswith(str(tmp_path / "data"))
+    assert unsaid.json("download", "UD-IQ1_M")["folder"].startswith(str(tmp_path / "data"))
+
+
+def test_a_network_mount_is_filled_if_the_configuration_names_it_and_not_otherwise(
+    unsaid: House, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mounts = parse_mountinfo(f"22 1 0:1 / / rw - ext4 /dev/vda rw\n30 22 0:40 / {tmp_path} rw - nfs4 server:/home rw\n")
+    monkeypatch.setattr("kimigguf.download.disk.read_all", lambda: ())
+    monkeypatch.setattr("kimigguf.download.disk.read_mounts", lambda: mounts)
+    assert unsaid.error("download", "UD-IQ1_M", code=3)["code"] == "network-mount"
+    (tmp_path / "config" / "kimigguf").mkdir(parents=True)
+    (tmp_path / "config" / "kimigguf" / "config.toml").write_text(f'models_dir = "{unsaid.models}"')
+    assert unsaid.json("download", "UD-IQ1_M")["folder"] == str(unsaid.folder)

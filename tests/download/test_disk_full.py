@@ -120,9 +120,9 @@ def test_the_place_named_instead_is_the_fastest_local_disk_with_room() -> None:
         disk("/cd", DiskKind.NVME, 800, read_only=True),
         disk("/x", DiskKind.NVME, None),
     )
-    assert other_place(everything, 400) == "/nv/kimigguf"
-    assert other_place(everything, 550) == "/vm/kimigguf"
-    assert other_place(everything, 700) == "/hdd/kimigguf"
+    assert other_place(everything, 400) == "/nv/kimigguf/models"
+    assert other_place(everything, 550) == "/vm/kimigguf/models"
+    assert other_place(everything, 700) == "/hdd/kimigguf/models"
     assert other_place(everything, 1000) is None
 
 
