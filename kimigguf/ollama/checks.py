@@ -8,11 +8,11 @@ from typing import Final
 from kimigguf.errors import KimiggufError, MachineError, NetworkError, UsageError
 from kimigguf.ollama.disk import KEEPS_SHARDS_TEXT, SMALL_BYTES, DiskNeed, Way
 from kimigguf.ollama.evidence import Blame, Check, State, blocked, passed, unknown
-from kimigguf.ollama.modelfile import load_timeout_minutes
+from kimigguf.ollama.modelfile import slow_load_seconds
 from kimigguf.ollama.server import K3_VERSION_TEXT, OllamaServer
 from kimigguf.ollama.source import Source
 from kimigguf.ollama.storage import ModelsFolder, ServerEnvironment
-from kimigguf.units import storage
+from kimigguf.units import duration, storage
 
 _K3: Final = "kimi-k3"
 _NAME: Final = re.compile(r"(?:[A-Za-z0-9][\w.-]{0,79}/){0,2}[A-Za-z0-9_][\w.-]{0,79}(?::[A-Za-z0-9_][\w.-]{0,79})?")
@@ -22,16 +22,22 @@ _BRIDGE: Final = (
     " python -m kimigguf.ollama.bridge --upstream http://127.0.0.1:8080"
 )
 _UPGRADE: Final = "curl -fsSL https://ollama.com/install.sh | sh"
+_DEFAULT_LOAD_SECONDS: Final = 300.0
+"""Ollama's own patience with a load."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """All that is known before anything is written. ``taken`` holds the server's model names, None: not asked."""
+    """All that is known before anything is written. ``taken`` holds the server's model names, None: not asked.
+
+    ``installed``: an ``ollama`` is on PATH.
+    """
 
     name: str
     force: bool
     source: Source
     server: OllamaServer
+    installed: bool
     settings: ServerEnvironment
     folder: ModelsFolder | None
     taken: frozenset[str] | None
@@ -61,8 +67,16 @@ def error_for(check: Check) -> KimiggufError:
     return kinds[check.blame](check.evidence, code=check.code, hint=check.hint)
 
 
-def unreachable(server: OllamaServer) -> Check:
-    """The check that a server which does not answer fails."""
+def unreachable(server: OllamaServer, *, installed: bool) -> Check:
+    """The check that a server which does not answer fails; ``installed``: an ``ollama`` is on PATH to start it with."""
+    if server.local and not installed:
+        return blocked(
+            "Ollama",
+            f"{server.reason}; no ollama is on PATH",
+            code="ollama-unreachable",
+            hint=_UPGRADE,
+            blame=Blame.MACHINE,
+        )
     return blocked(
         "Ollama",
         server.reason,
@@ -75,7 +89,7 @@ def unreachable(server: OllamaServer) -> Check:
 def _server(facts: Facts) -> Iterator[Check]:
     server = facts.server
     if not server.reachable:
-        yield unreachable(server)
+        yield unreachable(server, installed=facts.installed)
         return
     yield passed("Ollama", f"{server.url} answers")
     if facts.source.architecture not in {_K3, None}:
@@ -239,13 +253,15 @@ def _why(need: DiskNeed) -> str:
 
 def _settings(facts: Facts) -> Iterator[Check]:
     """What the server's own settings mean for a model of this size; none of it stops anything."""
-    minutes = load_timeout_minutes(facts.source.size_bytes)
-    text = f"a load of {storage(facts.source.size_bytes)} may take {minutes} min from a slow disk"
+    seconds = slow_load_seconds(facts.source.size_bytes)
+    text = f"a load of {storage(facts.source.size_bytes)} may take {duration(seconds)} from a slow disk"
     values, source = facts.settings.values, facts.settings.source
     if source is None or not facts.server.local:
         yield unknown("load time-out", f"the server's settings cannot be read; the default is 5 min, and {text}")
     elif "OLLAMA_LOAD_TIMEOUT" in values:
         yield passed("load time-out", f"OLLAMA_LOAD_TIMEOUT={values['OLLAMA_LOAD_TIMEOUT']} ({source}); {text}")
+    elif seconds <= _DEFAULT_LOAD_SECONDS:
+        yield passed("load time-out", f"OLLAMA_LOAD_TIMEOUT is not set ({source}), so 5 min; {text}")
     else:
         yield unknown("load time-out", f"OLLAMA_LOAD_TIMEOUT is not set ({source}), so 5 min; {text}")
     slots = values.get("OLLAMA_NUM_PARALLEL")

@@ -73,9 +73,14 @@ def _quotable(text: str) -> str:
     return text.replace('"""', "'''")
 
 
+def slow_load_seconds(size_bytes: int) -> float:
+    """How long a load of that many bytes takes from a slow disk."""
+    return max(1.0, size_bytes / _SLOW_DISK_BYTES_PER_SECOND)
+
+
 def load_timeout_minutes(size_bytes: int) -> int:
     """How long a load may take before it counts as hung; Ollama's own default of 5 minutes is too short for K3."""
-    return max(_LEAST_LOAD_MINUTES, math.ceil(size_bytes / _SLOW_DISK_BYTES_PER_SECOND / 60))
+    return max(_LEAST_LOAD_MINUTES, math.ceil(slow_load_seconds(size_bytes) / 60))
 
 
 def environment(settings: Settings, size_bytes: int, *, experts_on_host: bool | None) -> tuple[Variable, ...]:

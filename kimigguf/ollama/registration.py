@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -92,6 +93,7 @@ def plan(
         force=force,
         source=source,
         server=server,
+        installed=_installed(environ),
         settings=inside,
         folder=folder,
         taken=taken,
@@ -112,6 +114,10 @@ def plan(
         environment=writing.environment(settings, source.size_bytes, experts_on_host=experts_on_host),
         licence=licence,
     )
+
+
+def _installed(environ: Mapping[str, str]) -> bool:
+    return shutil.which("ollama", path=environ.get("PATH", "")) is not None
 
 
 def _ask(
@@ -209,7 +215,7 @@ def reachable_server(environ: Mapping[str, str]) -> OllamaServer:
     """
     server = look(environ, deadline_seconds=PATIENT_SECONDS)
     if not server.reachable:
-        raise checking.error_for(checking.unreachable(server))
+        raise checking.error_for(checking.unreachable(server, installed=_installed(environ)))
     return server
 
 

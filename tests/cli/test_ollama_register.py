@@ -197,13 +197,41 @@ def test_bad_arguments_are_exit_2(call: Callable[..., int], arguments: list[str]
     assert call(*arguments) == ExitCode.USAGE
 
 
-def test_no_server_is_exit_3_with_the_command_that_starts_one(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    app = App(show=Show(), environ={"OLLAMA_HOST": "127.0.0.1:9"})
+def test_no_server_is_exit_3_with_the_command_that_starts_one(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "ollama").touch(mode=0o755)
+    app = App(show=Show(), environ={"OLLAMA_HOST": "127.0.0.1:9", "PATH": str(tmp_path / "bin")})
     assert run(["ollama-register", str(folder), "--json"], app) == ExitCode.MACHINE
     assert error_of(capsys)["hint"] == "ollama serve"
     app = App(show=Show(), environ={"OLLAMA_HOST": "127.0.0.1:9"})
     assert run(["ollama-register", str(folder), "--dry-run"], app) == ExitCode.ANSWERED_NO
     assert "would be refused" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize("arguments", [["UD"], ["--check", "kimi-k3:x"], ["--remove", "kimi-k3:x"]])
+def test_without_ollama_the_hint_installs_it_and_does_not_run_what_is_not_there(
+    arguments: list[str], folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = [str(folder)] if arguments == ["UD"] else arguments
+    app = App(show=Show(), environ={"OLLAMA_HOST": "127.0.0.1:9", "PATH": str(tmp_path)})
+    assert run(["ollama-register", *arguments, "--json"], app) == ExitCode.MACHINE
+    error = error_of(capsys)
+    assert "no ollama is on PATH" in error["message"]
+    assert error["hint"] == "curl -fsSL https://ollama.com/install.sh | sh"
+
+
+def test_a_small_model_is_not_said_to_load_for_half_an_hour(
+    call: Callable[..., int], folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def told(what: str) -> str:
+        call(what, "--dry-run", "--json")
+        checks = json.loads(capsys.readouterr().out)["checks"]
+        return str(next(check["evidence"] for check in checks if check["what"] == "load time-out"))
+
+    assert "may take 1 s from a slow disk" in told(str(folder))
+    assert "a load of 594.0 GB may take 49 min 30 s" in told("UD-IQ1_S")
 
 
 def test_the_help_shows_examples(call: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:

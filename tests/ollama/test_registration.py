@@ -292,9 +292,17 @@ def test_a_folder_is_confirmed_by_a_blob_that_the_server_has(stand_in: Ollama, s
     assert folder.confirmed is True
 
 
-def test_a_server_that_is_not_there_is_refused(source: Source) -> None:
+def test_a_server_that_is_not_there_is_refused(source: Source, tmp_path: Path) -> None:
     with pytest.raises(MachineError) as error:
-        register(plan(source, {"OLLAMA_HOST": "127.0.0.1:9"}), ignore)
+        register(plan(source, {"OLLAMA_HOST": "127.0.0.1:9", "PATH": str(tmp_path)}), ignore)
+    assert (error.value.code, error.value.hint) == (
+        "ollama-unreachable",
+        "curl -fsSL https://ollama.com/install.sh | sh",
+    )
+    assert "no ollama is on PATH" in error.value.message
+    (tmp_path / "ollama").touch(mode=0o755)
+    with pytest.raises(MachineError) as error:
+        register(plan(source, {"OLLAMA_HOST": "127.0.0.1:9", "PATH": str(tmp_path)}), ignore)
     assert (error.value.code, error.value.hint) == ("ollama-unreachable", "ollama serve")
 
 
