@@ -12,7 +12,7 @@ from kimigguf.engines.diagnose import bare
 from kimigguf.engines.symptoms import FATAL, SERVING, SLOW, Symptom
 
 _K3_MARKERS: Final = ("<|open|>", "<|close|>", "<|end_of_msg|>")
-_MASKING: Final = frozenset({"load-failed", "no-context"})
+_MASKING: Final = frozenset({"aborted", "load-failed", "no-context"})
 """Symptoms that only repeat that something failed; they count where nothing says why."""
 
 
