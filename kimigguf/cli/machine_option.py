@@ -39,6 +39,14 @@ def _remember_changes(ctx: click.Context, _parameter: click.Parameter, changes: 
     ctx.meta[_CHANGES] = changes
 
 
+def machine_words() -> tuple[str, ...]:
+    """The options of the command at hand that mean its machine again: ``--machine`` and ``--set`` as given."""
+    ctx = click.get_current_context()
+    machine = ctx.params.get("machine")
+    changes: tuple[str, ...] = ctx.meta.get(_CHANGES, ())
+    return (*(("--machine", str(machine)) if machine else ()), *(word for one in changes for word in ("--set", one)))
+
+
 def chosen_machine(app: App, machine: str | None) -> "Machine":
     """The described machine, or this one as detected now, with the changes of ``--set``.
 

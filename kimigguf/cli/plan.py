@@ -1,5 +1,6 @@
 """``kimigguf plan``."""
 
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -7,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kimigguf.cli.app import App
-from kimigguf.cli.machine_option import chosen_machine, machine_option
+from kimigguf.cli.machine_option import chosen_machine, machine_option, machine_words
 from kimigguf.cli.show import output_options
 from kimigguf.errors import ExitCode, MachineError
 
@@ -24,7 +25,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """All that the command says about one plan, drawn by ``plan_show``. ``warnings`` are about the command line."""
+    """All that the command says about one plan, drawn by ``plan_show``. ``warnings`` are about the command line.
+
+    ``replay`` is what serves this plan, ready to paste, by way of a plan file that is written first.
+    """
 
     target: "Target"
     machine: "Machine"
@@ -33,7 +37,19 @@ class Answer:
     engine: "FoundEngine"
     command: "Command | None"
     warnings: tuple[str, ...]
+    replay: str
     comparison: "Comparison | None" = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refusal:
+    """What the command says where there is no plan. ``compare`` is what shows all quants on the same machine."""
+
+    target: "Target"
+    machine: "Machine"
+    shortfall: "Shortfall"
+    warnings: tuple[str, ...]
+    compare: str
 
 
 @click.command("plan", short_help="Show where every byte of a quant would go, and the exact command line.")
@@ -97,6 +113,7 @@ def command(
     Examples:
       kimigguf plan UD-IQ1_M
       kimigguf plan UD-Q2_K_XL --machine epyc-1536g-cpu --context 131072 --explain
+      kimigguf download UD-IQ1_M
       kimigguf plan UD-IQ1_M --json > plan.json && kimigguf serve --plan plan.json
     """  # noqa: D301 -- \b is click's marker for text that must not be wrapped
     from kimigguf.cli import plan_show
@@ -125,7 +142,8 @@ def command(
     have = budget(this, reserve_ram_bytes=reserves[0], reserve_vram_bytes=reserves[1])
     plan = plan_for(target.spec, this, settings, model=target.model, have=have)
     if isinstance(plan, Shortfall):
-        return _answer_no(app, target, this, plan, warnings)
+        compare = shlex.join(["kimigguf", "recommend", *machine_words()])
+        return _answer_no(app, Refusal(target=target, machine=this, shortfall=plan, warnings=warnings, compare=compare))
     argv, more = _command(app, plan, engine)
     comparison = _verify(app, plan, target, engine, argv) if verify else None
     answer = Answer(
@@ -136,6 +154,7 @@ def command(
         engine=engine,
         command=argv,
         warnings=(*warnings, *more),
+        replay=_replay(target, model),
         comparison=comparison,
     )
     app.show.answer(
@@ -156,15 +175,10 @@ def _check_readable(target: "Target") -> None:
         )
 
 
-def _answer_no(
-    app: App, target: "Target", machine: "Machine", shortfall: "Shortfall", warnings: tuple[str, ...]
-) -> int:
+def _answer_no(app: App, refusal: Refusal) -> int:
     from kimigguf.cli import plan_show
 
-    app.show.answer(
-        plan_show.shortfall_record(target, machine, shortfall, warnings),
-        lambda console: plan_show.draw_shortfall(console, target, machine, shortfall, warnings),
-    )
+    app.show.answer(plan_show.refusal_record(refusal), lambda console: plan_show.draw_refusal(console, refusal))
     return ExitCode.ANSWERED_NO
 
 
@@ -220,6 +234,30 @@ def _command(app: App, plan: "Plan", engine: "FoundEngine") -> "tuple[Command | 
         return None, (*warnings, f"{error.message} ({error.cause}): {error.hint}")
 
 
+def _replay(target: "Target", model: str) -> str:
+    """The commands that bring the files, write this very plan and serve it, with the options that were given."""
+    ctx = click.get_current_context()
+
+    def given(*names: str) -> list[str]:
+        words: list[str] = []
+        for option in ctx.command.params:
+            by_user = ctx.get_parameter_source(option.name or "") is click.core.ParameterSource.COMMANDLINE
+            if option.name in names and by_user:
+                value = ctx.params[option.name]
+                words += [option.opts[-1]] if value is True else [option.opts[-1], str(value)]
+        return words
+
+    engine = ("engine_kind", "engine_path")
+    wanted = ("context_tokens", "slots", "kv_type", "ubatch", "reserve_ram", "reserve_vram")
+    steps = [
+        f"{shlex.join(['kimigguf', 'plan', model, *given(*wanted, *engine, 'models_dir'), '--json'])} > plan.json",
+        shlex.join(["kimigguf", "serve", "--plan", "plan.json", *given(*engine)]),
+    ]
+    if not target.model.folder:
+        steps.insert(0, shlex.join(["kimigguf", "download", model, *given("models_dir")]))
+    return " && ".join(steps)
+
+
 def _verify(app: App, plan: "Plan", target: "Target", engine: "FoundEngine", argv: "Command | None") -> "Comparison":
     from kimigguf.engines.report import verify
 
@@ -229,4 +267,4 @@ def _verify(app: App, plan: "Plan", target: "Target", engine: "FoundEngine", arg
         return verify(plan, target.shards, engine, argv, environ=app.environ, listen=listen)
 
 
-__all__: list[Any] = ["Answer", "command"]
+__all__: list[Any] = ["Answer", "Refusal", "command"]

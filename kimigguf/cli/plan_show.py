@@ -12,13 +12,11 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
-    from kimigguf.cli.plan import Answer
-    from kimigguf.cli.plan_target import Target
+    from kimigguf.cli.plan import Answer, Refusal
     from kimigguf.engines.command import Command
     from kimigguf.engines.report import Columns, Comparison
     from kimigguf.hardware.snapshot import Machine
     from kimigguf.memory.ledger import Row
-    from kimigguf.placement.place import Shortfall
 
 _BAR_WIDTH: Final = 26
 _WIDE: Final = 100
@@ -46,6 +44,8 @@ def _command_record(answer: "Answer") -> dict[str, Any] | None:
         "engine": engine.kind.value,
         "engine_version": engine.version,
         "argv": list(answer.command.argv),
+        # A file that argv reads: this answer, once it is written there.
+        "plan_file": "plan.json" if "--plan" in answer.command.argv else None,
         "left_out": list(answer.command.left_out),
     }
 
@@ -75,49 +75,52 @@ def _comparison_record(comparison: "Comparison") -> dict[str, Any]:
     }
 
 
-def shortfall_record(
-    target: "Target", machine: "Machine", shortfall: "Shortfall", warnings: tuple[str, ...]
-) -> dict[str, Any]:
+def refusal_record(refusal: "Refusal") -> dict[str, Any]:
     """A plan that cannot be: what is missing, and the ways out."""
+    shortfall = refusal.shortfall
     return {
         "schema": "kimigguf.shortfall/1",
-        "quant": target.model.quant,
-        "machine": machine.name,
+        "quant": refusal.target.model.quant,
+        "machine": refusal.machine.name,
         "need_bytes": shortfall.need_bytes,
         "have_bytes": shortfall.have_bytes,
         "missing_bytes": shortfall.missing_bytes,
         "resident_bytes": shortfall.resident_bytes,
         "reason": shortfall.reason,
         "gave_way": list(shortfall.gave_way),
-        "ways_out": list(_ways_out(machine, shortfall)),
-        "warnings": list(warnings),
+        "ways_out": list(_ways_out(refusal)),
+        "warnings": list(refusal.warnings),
     }
 
 
-def draw_shortfall(
-    console: "Console", target: "Target", machine: "Machine", shortfall: "Shortfall", warnings: tuple[str, ...]
-) -> None:
+def draw_refusal(console: "Console", refusal: "Refusal") -> None:
     """Say that it does not fit, by how much, and what would help."""
-    name = target.model.quant or target.model.folder or target.model.architecture
-    console.print(f"{name} does not fit {machine.name}", style="bold red", markup=False)
-    console.print(f"  {shortfall.reason}", markup=False)
-    for words in shortfall.gave_way:
+    model = refusal.target.model
+    name = model.quant or model.folder or model.architecture
+    console.print(f"{name} does not fit {_where(refusal.machine)}", style="bold red", markup=False)
+    console.print(f"  {refusal.shortfall.reason}", markup=False)
+    for words in refusal.shortfall.gave_way:
         console.print(f"  even with {words}", markup=False)
-    for words in warnings:
+    for words in refusal.warnings:
         console.print(f"note: {words}", style="yellow", markup=False)
-    for way in _ways_out(machine, shortfall):
+    for way in _ways_out(refusal):
         console.print(f"  - {way}", markup=False)
 
 
-def _ways_out(machine: "Machine", shortfall: "Shortfall") -> Iterator[str]:
+def _where(machine: "Machine") -> str:
+    """A machine's name in a sentence; a what-if's begins with that of the machine it changes."""
+    from kimigguf.hardware.snapshot import THIS_MACHINE
+
+    rest = machine.name.removeprefix(THIS_MACHINE)
+    return machine.name if rest == machine.name else f"this machine{rest}"
+
+
+def _ways_out(refusal: "Refusal") -> Iterator[str]:
+    shortfall = refusal.shortfall
     yield f"{memory(shortfall.missing_bytes)} more RAM would hold it"
     if shortfall.resident_bytes <= shortfall.have_bytes:
         yield "on a local NVMe with room for the files it could stream its experts from there: it answers, slowly"
-    yield (
-        f"kimigguf recommend --machine {shlex.quote(machine.name)} says which quants run"
-        if not machine.is_this_one
-        else "kimigguf recommend says which quants run here, and which hosted API exists"
-    )
+    yield f"{refusal.compare} compares all quants with it"
 
 
 def draw(console: "Console", answer: "Answer", *, explain: bool, verbose: bool) -> None:
@@ -126,21 +129,19 @@ def draw(console: "Console", answer: "Answer", *, explain: bool, verbose: bool) 
 
     plan, settings = answer.plan, answer.plan.settings
     name = plan.model.quant or plan.model.folder or plan.model.architecture
-    where = "this machine" if answer.machine.is_this_one else answer.machine.name
     console.print(
         Text.assemble(
             (name, "bold"),
-            f" on {where}: context {settings.context_tokens:,}, slots {settings.slots}, KV {settings.kv_type},"
-            f" ubatch {settings.ubatch_tokens}",
+            f" on {_where(answer.machine)}: context {settings.context_tokens:,}, slots {settings.slots},"
+            f" KV {settings.kv_type}, ubatch {settings.ubatch_tokens}",
         )
     )
     console.print(f"from {answer.target.source}", style="dim", markup=False)
     for bar in _bars(answer):
         console.print(bar)
-    console.print(_ledger_table(answer))
-    if beside := _beside_line(answer):
-        console.print(beside, markup=False)
-    console.print(_placement_line(answer), markup=False)
+    console.print(_ledger_table(answer, console))
+    for words in (*_ram_lines(answer), *_beside_lines(answer), _placement_line(answer)):
+        console.print(words, markup=False)
     for words in plan.gave_way:
         console.print(f"gave way: {words}", style="yellow", markup=False)
     for words in (*plan.notices, *answer.warnings):
@@ -156,7 +157,7 @@ def draw(console: "Console", answer: "Answer", *, explain: bool, verbose: bool) 
     if verbose:
         _draw_sources(console, answer)
     if answer.command is not None:
-        _draw_command(console, answer.command)
+        _draw_command(console, answer.command, answer.replay)
 
 
 def _bars(answer: "Answer") -> Iterator["Text"]:
@@ -194,9 +195,13 @@ def _bar(name: str, used: int, usable: int | None, total: int | None) -> "Text":
     )
 
 
-def _ledger_table(answer: "Answer") -> "Table":
-    """A row per place, a column per kind of memory, in GiB."""
+def _ledger_table(answer: "Answer", console: "Console") -> "Table":
+    """A row per place, a column per kind of memory that anything takes, in GiB.
+
+    A driver's context is not among them: the budget keeps it back, so that a total is what the bar calls used.
+    """
     from rich import box
+    from rich.measure import Measurement
     from rich.table import Table
 
     from kimigguf.memory.ledger import Column, Component
@@ -211,32 +216,63 @@ def _ledger_table(answer: "Answer") -> "Table":
         Component.RECURRENT_STATE: "state",
         Component.COMPUTE: "compute",
     }
+    counted = [row for row in ledger.rows if row.component is not Component.GPU_CONTEXT]
+    columns: dict[str, list[Row]] = {
+        name: [row for row in counted if row.component is kind] for kind, name in kinds.items()
+    }
+    columns["beside"] = [row for row in counted if row.column is Column.BESIDE]
+    columns = {name: rows for name, rows in columns.items() if any(row.size_bytes != 0 for row in rows)}
+    columns["total"] = counted
+
+    def cell(rows: "list[Row]", device: int | None) -> str:
+        here = [row for row in rows if row.device == device]
+        size = sum(row.size_bytes or 0 for row in here) / GIB
+        mark = "?" if any(row.size_bytes is None for row in here) else ""
+        return "" if not here else f"{size:,.{1 if size >= _WIDE else 2}f}{mark}"
+
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1), collapse_padding=True)
     table.add_column("GiB", no_wrap=True)
-    for name in (*kinds.values(), "beside", "total"):
+    for name in columns:
         table.add_column(name, justify="right", no_wrap=True)
-
-    def cell(rows: "list[Row]") -> str:
-        size = sum(row.size_bytes or 0 for row in rows) / GIB
-        mark = "?" if any(row.size_bytes is None for row in rows) else ""
-        return "" if not rows else f"{size:,.{1 if size >= _WIDE else 2}f}{mark}"
-
-    places: list[tuple[str, int | None]] = [(name, index) for index, name in enumerate(ledger.devices)]
-    for name, device in (*places, ("host", None)):
-        here = [row for row in ledger.rows if row.device == device]
-        cells = [cell([row for row in here if row.component is kind]) for kind in kinds]
-        beside = cell([row for row in here if row.column is Column.BESIDE])
-        table.add_row(name, *cells, beside, cell(here))
+    places: list[tuple[str, int | None]] = [
+        *((name, index) for index, name in enumerate(ledger.devices)),
+        ("host", None),
+    ]
+    for name, device in places:
+        table.add_row(name, *(cell(rows, device) for rows in columns.values()))
+    unlimited = console.options.update(max_width=1000)
+    if Measurement.get(console, unlimited, table).maximum > console.width:
+        table.padding = 0
     return table
 
 
-def _beside_line(answer: "Answer") -> str | None:
+def _ram_lines(answer: "Answer") -> Iterator[str]:
+    """Why the bars and the table differ: memory that is shared, kept back or left on disk."""
+    from kimigguf.memory.layout import HOST
+    from kimigguf.memory.ledger import Component
+    from kimigguf.placement.place import device_need_bytes
+
+    plan = answer.plan
+    alone = host = f"RAM used: the host's {plan.ledger.total_bytes(HOST) / GIB:,.1f}"
+    for index, device in enumerate(answer.have.devices):
+        if device.unified and (taken := device_need_bytes(plan.ledger, index)):
+            host += f", and the {taken / GIB:,.1f} of {device.name}, which works in it"
+    if plan.streamed_bytes:
+        host += f", less {plan.streamed_bytes / GIB:,.1f} of experts that stay on disk"
+    if host != alone:
+        yield host
+    if any(row.component is Component.GPU_CONTEXT for row in plan.ledger.rows):
+        yield "a driver's context on a GPU is part of the reserve"
+
+
+def _beside_lines(answer: "Answer") -> Iterator[str]:
     """What the engine's own accounting leaves out, by name."""
     from kimigguf.memory.ledger import Column
 
     rows = [row for row in answer.plan.ledger.rows if row.column is Column.BESIDE and row.device is None]
     parts = ", ".join(f"{row.component} {memory(row.size_bytes)}" for row in rows)
-    return f"beside the engine's own accounting: {parts}" if parts else None
+    if parts:
+        yield f"beside the engine's own accounting: {parts}"
 
 
 def _placement_line(answer: "Answer") -> str:
@@ -306,9 +342,15 @@ def _draw_sources(console: "Console", answer: "Answer") -> None:
     console.print(f"  weights in all: {storage(answer.target.spec.weight_bytes)}", markup=False)
 
 
-def _draw_command(console: "Console", command: "Command") -> None:
-    """The command line, ready to paste: a flag and its value a line, never wrapped."""
+def _draw_command(console: "Console", command: "Command", replay: str) -> None:
+    """The command line, ready to paste: a flag and its value a line, never wrapped.
+
+    An engine that reads the plan from a file has no line that works before there is one; kimigguf's own writes it.
+    """
     console.print("\nThe command:", style="bold")
+    if "--plan" in command.argv:
+        console.print(replay.replace(" && ", " && \\\n  "), markup=False, soft_wrap=True)
+        return
     lines: list[list[str]] = [[]]
     for word in command.argv:
         if word.startswith("--") and lines[-1]:
@@ -316,7 +358,5 @@ def _draw_command(console: "Console", command: "Command") -> None:
         lines[-1].append(shlex.quote(word))
     text = " \\\n  ".join(" ".join(line) for line in lines)
     console.print(text, markup=False, soft_wrap=True)
-    if "--plan" in command.argv:
-        console.print("plan.json is this plan as --json prints it; kimigguf serve --plan plan.json does the rest")
     for name in command.left_out:
         console.print(f"note: left out, because this engine does not know it: {name}", style="yellow", markup=False)

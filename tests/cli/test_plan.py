@@ -13,6 +13,7 @@ from fakes.hub import serve as serve_hub
 from kimigguf.catalogue.profiles import load_model
 from kimigguf.cli.app import App, run
 from kimigguf.cli.show import Show
+from kimigguf.engines.engine import EngineKind, FoundEngine
 from kimigguf.hardware.snapshot import DETECTED, THIS_MACHINE, Accelerator, Machine, MemoryKind, Ram
 from kimigguf.placement.place import device_need_bytes
 from kimigguf.placement.plan import Plan
@@ -107,8 +108,20 @@ def test_what_does_not_fit_exits_with_1_and_names_missing_bytes_and_ways_out(
     assert data["schema"] == "kimigguf.shortfall/1"
     assert data["missing_bytes"] == data["need_bytes"] - data["have_bytes"] > 500 * 2**30
     assert data["ways_out"]
+    assert data["ways_out"][-1].startswith("kimigguf recommend --machine laptop-64g compares")
     assert plan(environ, "UD-IQ1_M", "--machine", "laptop-64g") == 1
     assert "does not fit" in capsys.readouterr().out
+
+
+def test_what_does_not_fit_a_what_if_points_to_the_same_what_if(
+    environ: dict[str, str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    two_gpus_here(monkeypatch)
+    argv = ("UD-IQ1_M", "--set", "ram=64GiB", "--set", "gpu=none")
+    _, data = answered(capsys, environ, *argv)
+    assert data["ways_out"][-1].startswith("kimigguf recommend --set ram=64GiB --set gpu=none compares")
+    assert plan(environ, *argv) == 1
+    assert "UD-IQ1_M does not fit this machine with" in capsys.readouterr().out
 
 
 def test_a_quant_larger_than_memory_streams_from_a_local_nvme_and_says_so(
@@ -290,6 +303,63 @@ def test_here_an_engine_without_the_gpus_gets_a_plan_for_the_host_and_that_is_sa
     assert data["layout"]["devices"] == []
     assert data["command"]["argv"][data["command"]["argv"].index("--device") + 1] == "none"
     assert any("does not see 2 of this machine's 2" in warning for warning in data["warnings"])
+
+
+def test_an_engine_that_reads_a_plan_file_is_told_by_a_line_that_writes_one_first(
+    environ: dict[str, str],
+    tiny: Callable[..., Path],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    two_gpus_here(monkeypatch)
+    embedded = FoundEngine(
+        kind=EngineKind.EMBEDDED, path=None, version="v", build=1, supports_k3=True, backends=("cpu",), devices=()
+    )
+    monkeypatch.setattr("kimigguf.engines.discover.choose", lambda *_, **__: embedded)
+    assert plan(environ, str(tiny()), "--context", "4096", "--engine", "embedded") == 0
+    line = capsys.readouterr().out.partition("The command:")[2].replace("\\\n", " ").split()
+    assert (
+        line
+        == (
+            f"kimigguf plan {tiny()} --context 4096 --engine embedded --json > plan.json"
+            " && kimigguf serve --plan plan.json --engine embedded"
+        ).split()
+    )
+    assert plan(environ, "UD-IQ1_M", "--models-dir", "m") == 0
+    assert "kimigguf download UD-IQ1_M --models-dir m &&" in capsys.readouterr().out
+    assert answered(capsys, environ, str(tiny()))[1]["command"]["plan_file"] == "plan.json"
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ("UD-Q4_K_XL", "--set", "ram=4TiB", "--set", "gpu=none", "--slots", "32", "--context", "1048576"),
+        ("UD-Q4_K_XL", "--set", "ram=4TiB", "--set", "gpu=1440GiB", "--slots", "128", "--context", "1048576"),
+        ("UD-IQ1_M", "--machine", "8x-b200"),
+    ],
+)
+def test_on_a_narrow_terminal_no_heading_or_number_of_the_table_is_cut(
+    environ: dict[str, str],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    argv: tuple[str, ...],
+) -> None:
+    monkeypatch.setenv("COLUMNS", "70")
+    assert plan(environ, *argv) == 0
+    before = capsys.readouterr().out.partition("The command:")[0]
+    assert "…" not in before
+    assert max(map(len, before.splitlines())) <= 70
+    (heading,) = [line for line in before.splitlines() if "compute" in line]
+    assert heading.split()[-2:] in (["beside", "total"], ["compute", "total"])
+
+
+def test_the_bar_and_the_table_say_the_same_of_a_gpu(
+    environ: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert plan(environ, "UD-IQ1_M", "--machine", MACHINE) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    bar, row = (line for line in lines if line[:1] == ["gpu0"])
+    assert f"{float(row[-1]):.1f}" == bar[2]
 
 
 def load_written(folder: Path, data: dict[str, Any]) -> Plan:
