@@ -1,5 +1,6 @@
 """``kimigguf quality-probe``."""
 
+import shlex
 import sys
 from pathlib import Path
 
@@ -7,7 +8,7 @@ import click
 
 from kimigguf.cli.app import App
 from kimigguf.cli.show import output_options
-from kimigguf.errors import ExitCode, MachineError
+from kimigguf.errors import ExitCode, MachineError, UsageError
 
 
 @click.group(
@@ -78,6 +79,7 @@ def command(
         return ExitCode.DONE
     if candidate is None or reference is None:
         raise click.UsageError(f"Missing option '--{'candidate' if candidate is None else 'reference'}'.", context)
+    _check_address(candidate, reference)
     from kimigguf.probe.report import draw
     from kimigguf.probe.session import Request, probe
 
@@ -105,6 +107,21 @@ def command(
         app.show.note(f"the report is in {out / 'report.html'}")
     app.show.answer(found.answer, lambda console: draw(console, found.scores, found.candidate, found.reference))
     return ExitCode.ANSWERED_NO if found.scores.verdict == "worse" else ExitCode.DONE
+
+
+def _check_address(candidate: str, reference: str) -> None:
+    """Refuse what ``chat`` refuses too: a bare word would be looked up as a host for as long as a name server takes.
+
+    Raises:
+        UsageError: ``bad-url``.
+    """
+    from kimigguf.engines.conversation import base_url
+
+    try:
+        base_url(candidate)
+    except UsageError as error:
+        words = ["kimigguf", "quality-probe", "--candidate", "http://127.0.0.1:8080", "--reference", reference]
+        raise UsageError(error.message, code=error.code, cause=error.cause, hint=shlex.join(words)) from error
 
 
 def _agreed(usd: float) -> bool:

@@ -166,3 +166,13 @@ def test_the_help_shows_an_example_and_where_keys_come_from(capsys: pytest.Captu
     out = capsys.readouterr().out
     assert "kimigguf quality-probe --candidate" in out
     assert "KIMIGGUF_REFERENCE_API_KEY" in out
+
+
+@pytest.mark.parametrize("typed", ["notaurl", "host:port", "two words:80"])
+def test_a_candidate_that_is_no_address_is_refused_as_chat_refuses_it(
+    typed: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call("--candidate", typed, "--reference", "my host:81", "--json") == ExitCode.USAGE
+    error = json.loads(capsys.readouterr().err)
+    assert error["code"] == "bad-url"
+    assert error["hint"] == "kimigguf quality-probe --candidate http://127.0.0.1:8080 --reference 'my host:81'"
