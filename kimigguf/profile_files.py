@@ -7,16 +7,37 @@ A user's ``<config>/kimigguf/profiles/<kind>/<name>.toml`` overrides the shipped
 import os
 import tomllib
 from collections.abc import Mapping
-from difflib import get_close_matches
+from dataclasses import fields, is_dataclass
+from difflib import SequenceMatcher, get_close_matches
 from functools import cache
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, get_args, get_type_hints
 
 from kimigguf.errors import UsageError
 from kimigguf.units import parse_size
 
 T = TypeVar("T")
 _MAX_FILE_BYTES: Final = 1 << 20
+_ALIKE: Final = 0.6
+"""From this share of equal letters on a name is one that may have been meant."""
+_SHOWN: Final = 8
+_LISTED_BY: Final[Mapping[str, str]] = {"machines": "kimigguf machine list shows them all"}
+_IN_WORDS: Final[Mapping[str, str]] = {
+    "missing": "has to be there",
+    "string_type": "should be text",
+    "int_type": "should be a whole number",
+    "int_parsing": "should be a whole number",
+    "int_from_float": "should be a whole number",
+    "float_type": "should be a number",
+    "float_parsing": "should be a number",
+    "bool_type": "should be true or false",
+    "tuple_type": "should be a list",
+    "list_type": "should be a list",
+    "dict_type": "should be a table",
+    "mapping_type": "should be a table",
+    "dataclass_type": "should be a table",
+}
+"""What pydantic's kinds of error say in the words of TOML."""
 
 
 @cache
@@ -47,10 +68,25 @@ def find(kind: str, name: str, environ: Mapping[str, str] = os.environ) -> Path:
     """
     if name in (known := names(kind, environ)):  # membership first: a name is never used as a path unchecked
         return next(path for folder in _folders(environ) if (path := folder / kind / f"{name}.toml").is_file())
-    nearest = get_close_matches(name, known, n=3, cutoff=0.4) or known
     raise UsageError(
-        f"there is no profile {name!r} in {kind}", code="unknown-profile", hint="known: " + ", ".join(nearest)
+        f"there is no profile {name!r} in {kind}", code="unknown-profile", hint=_those_like(kind, name, known)
     )
+
+
+def _those_like(kind: str, name: str, known: tuple[str, ...]) -> str:
+    """The names that look or begin like ``name``, or some of all and where the rest are."""
+
+    def likeness(candidate: str) -> float:
+        # Of a long name people know a word or the beginning.
+        parts = (candidate, candidate[: len(name)], *candidate.split("-"))
+        return max(SequenceMatcher(a=name.lower(), b=part).ratio() for part in parts)
+
+    scores = {candidate: likeness(candidate) for candidate in known}
+    near = sorted((one for one in known if scores[one] >= _ALIKE), key=lambda one: -scores[one])
+    shown = near[:_SHOWN] or known[:_SHOWN]
+    rest = len(known) - len(shown)
+    where = _LISTED_BY.get(kind, f"{shipped() / kind} has them all")
+    return f"{'nearest' if near else 'known'}: {', '.join(shown)}" + (f"; {where}" if rest else "")
 
 
 def _size(value: object) -> object:
@@ -71,8 +107,8 @@ def _with_sizes(value: Any, key: str = "") -> Any:  # noqa: ANN401 -- walks pars
     return _size(value) if key.endswith("_bytes") else value
 
 
-def load(path: Path, into: type[T]) -> T:
-    """Read one TOML file into a dataclass.
+def load(path: Path, into: type[T], *, what: str = "profile") -> T:
+    """Read one TOML file into a dataclass; ``what`` is how such a file is called to people.
 
     Raises:
         UsageError: ``bad-profile``, naming the file, each bad key and what it should be.
@@ -91,9 +127,36 @@ def load(path: Path, into: type[T]) -> T:
         return TypeAdapter(into).validate_python(data, extra="forbid")
     except ValidationError as error:
         problems = "; ".join(
-            f"{'.'.join(map(str, problem['loc'])) or 'file'}: {problem['msg']}" for problem in error.errors()[:8]
+            f"{'.'.join(map(str, one['loc'])) or 'file'}: {_in_words(one['type'], one['msg'], into, one['loc'])}"
+            for one in error.errors()[:8]
         )
-        raise UsageError(f"{path} is no valid {into.__name__}", code="bad-profile", cause=problems) from error
+        raise UsageError(f"{path} is no valid {what}", code="bad-profile", cause=problems) from error
+
+
+def _in_words(kind: str, message: str, into: type, place: tuple[int | str, ...]) -> str:
+    """One problem as the writer of a TOML file may read it: without Python's names for things."""
+    if kind in {"unexpected_keyword_argument", "extra_forbidden"}:
+        allowed = _keys(into, place[:-1])
+        near = get_close_matches(str(place[-1]), allowed, n=1)
+        meant = f"; did you mean {near[0]}?" if near else ""
+        return f"no such key; there may be {', '.join(allowed)}{meant}"
+    return _IN_WORDS.get(kind) or message.removeprefix("Input ").removeprefix("Value error, ")
+
+
+def _keys(into: type, place: tuple[int | str, ...]) -> list[str]:
+    """The keys that a table may have: the fields of the dataclass at ``place`` in another."""
+    here: Any = into
+    for step in place:
+        if isinstance(step, str) and here is not None:
+            here = _dataclass_in(get_type_hints(here).get(step))
+    return [] if here is None else [field.name for field in fields(here)]
+
+
+def _dataclass_in(hint: object) -> type | None:
+    """The dataclass that a field holds, be it one, many or perhaps none of it."""
+    if isinstance(hint, type) and is_dataclass(hint):
+        return hint
+    return next((found for inner in get_args(hint) if (found := _dataclass_in(inner))), None)
 
 
 def read(kind: str, name: str, into: type[T], environ: Mapping[str, str] = os.environ) -> T:

@@ -19,6 +19,10 @@ if TYPE_CHECKING:
 
 LIST_SCHEMA: Final = "kimigguf.machines/1"
 SHOW_SCHEMA: Final = "kimigguf.machine/1"
+_TELLS_NOTHING: Final = re.compile(
+    r"\b(NVIDIA|GeForce|AMD|Generation|Edition|Blackwell|Workstation|Server|80GB)\b ?|-SXM4-80GB"
+)
+_SIZE_WIDTH: Final = len("1,024.0 GiB")
 CHECK_SCHEMA: Final = "kimigguf.machine-check/1"
 
 
@@ -86,26 +90,31 @@ def list_command(app: App) -> None:
 
 def _draw_list(console: "Console", machines: "list[Machine]") -> None:
     from rich.table import Table
+    from rich.text import Text
 
+    names = max((len(machine.name) for machine in machines), default=0)
+    room = console.width - names - 2 * _SIZE_WIDTH - 3 * 2
     table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("Machine", no_wrap=True, min_width=max((len(machine.name) for machine in machines), default=0))
-    table.add_column("RAM", justify="right", no_wrap=True, min_width=11)
-    table.add_column("VRAM", justify="right", no_wrap=True, min_width=11)
-    table.add_column("GPU", no_wrap=True, overflow="ellipsis")
+    table.add_column("Machine", no_wrap=True, min_width=names)
+    table.add_column("RAM", justify="right", no_wrap=True, min_width=_SIZE_WIDTH)
+    table.add_column("VRAM", justify="right", no_wrap=True, min_width=_SIZE_WIDTH)
+    table.add_column("GPU", no_wrap=True)
     for machine in machines:
         own = "shared" if machine.is_unified else memory(_own_bytes(machine)) if machine.accelerators else "-"
-        table.add_row(machine.name, memory(machine.ram.total_bytes), own, _cards(machine))
+        cards = Text(_cards(machine))
+        cards.truncate(max(room, 1), overflow="ellipsis")
+        table.add_row(Text(machine.name), memory(machine.ram.total_bytes), own, cards)
     console.print(table)
 
 
 def _cards(machine: "Machine") -> str:
-    """The accelerators in few words: a maker's name tells no two of them apart."""
+    """The accelerators in few words: without what tells no two of them apart that differ in speed or memory."""
     from collections import Counter
 
     if machine.accelerators is None:
         return "unknown"
     names = (card.name or "unnamed" for card in machine.accelerators)
-    counts = Counter(re.sub(r"\b(NVIDIA|GeForce|AMD|Generation|Edition|Blackwell|80GB) ?", "", name) for name in names)
+    counts = Counter(_TELLS_NOTHING.sub("", name).strip() for name in names)
     return ", ".join(f"{count} x {name}" if count > 1 else name for name, count in counts.items()) or "none"
 
 

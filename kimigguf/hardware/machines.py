@@ -20,6 +20,7 @@ from kimigguf.errors import UsageError
 from kimigguf.hardware.snapshot import Accelerator, Machine
 
 KIND: Final = "machines"
+_WHAT: Final = "machine file"
 _MAX_COUNT: Final = 1024
 _NO_HARD_LINKS: Final = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})
 """What file systems without hard links (FAT, some network ones) answer."""
@@ -66,9 +67,9 @@ def load_file(path: Path) -> Machine:
     Raises:
         UsageError: ``bad-profile`` naming file, key and allowed values.
     """
-    read = profile_files.load(path, _MachineFile)
+    read = profile_files.load(path, _MachineFile, what=_WHAT)
     if problem := _contradiction(read):
-        raise UsageError(f"{path} is no valid Machine", code="bad-profile", cause=problem)
+        raise UsageError(f"{path} is no valid {_WHAT}", code="bad-profile", cause=problem)
     values = {field.name: getattr(read, field.name) for field in fields(Machine)}
     return Machine(**values | {"accelerators": _expanded(read.accelerators)})
 

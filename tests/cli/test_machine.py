@@ -42,6 +42,49 @@ def test_the_list_is_readable_at_80_columns(capsys: pytest.CaptureFixture[str]) 
     assert "384.0 GiB" in line
 
 
+def test_a_name_in_the_list_that_is_cut_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "machines").mkdir()
+    card = 'name = "Radeon of a very long name"\nmemory_kind = "discrete"\ntotal_bytes = "24GiB"\n'
+    (tmp_path / "machines" / "mine.toml").write_text(f'name = "mine"\nsource = "me"\n[[accelerators]]\n{card}')
+    assert kimigguf("machine", "list", environ={"KIMIGGUF_PROFILES": str(tmp_path)}) == 0
+    lines = capsys.readouterr().out.splitlines()
+    (line,) = [line for line in lines if line.startswith("mine")]
+    assert line.rstrip().endswith("…")
+    (whole,) = [line for line in lines if line.startswith("epyc-1t-8x-rtx-pro-6000")]
+    assert whole.rstrip().endswith("8 x RTX PRO 6000")
+    (whole,) = [line for line in lines if line.startswith("8x-a100")]
+    assert whole.rstrip().endswith("8 x A100")
+
+
+def test_a_name_that_is_none_gets_the_nearest_and_never_all(capsys: pytest.CaptureFixture[str]) -> None:
+    def hint(name: str) -> str:
+        assert kimigguf("machine", "show", name, "--json") == 2
+        return str(json.loads(capsys.readouterr().err)["hint"])
+
+    assert "epyc-1536g-cpu" in hint("epic")
+    assert "xeon" not in hint("epic")
+    assert "mac-studio-512g" in hint("mac")
+    far = hint("zzz")
+    assert far.count(",") == 7
+    assert "kimigguf machine list" in far
+
+
+def test_a_bad_file_is_told_in_the_words_of_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "m.toml"
+    path.write_text('name = 5\nspeed = 3\n[ram]\nsize = 4\n[[disks]]\nmount = "/"\nkind = "floppy"\n')
+    assert kimigguf("machine", "check", str(path), "--json") == 2
+    error = json.loads(capsys.readouterr().err)
+    assert error["message"] == f"{path} is no valid machine file"
+    problems = dict(problem.split(": ", 1) for problem in error["cause"].split("; ") if ": " in problem)
+    assert problems["name"] == "should be text"
+    assert problems["source"] == "has to be there"
+    assert {"speed", "ram.size", "disks.0.kind"} <= set(problems)
+    for key in ("total_bytes", "accelerators", "'nvme'"):
+        assert key in error["cause"]
+    for leak in ("_MachineFile", "keyword", "Input", "Unexpected"):
+        assert leak not in error["message"] + error["cause"]
+
+
 def test_show_takes_a_what_if(capsys: pytest.CaptureFixture[str]) -> None:
     assert kimigguf("machine", "show", "epyc-1536g-cpu", "--set", "gpu+=2xrtx-5090", "--json") == 0
     data = json.loads(capsys.readouterr().out)
