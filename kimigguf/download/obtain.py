@@ -148,9 +148,17 @@ def obtain(
     stored = download(plan.remote, plan.folder, environ=environ, listen=listen, policy=policy, wait=wait)
     if not keep_previous:
         for old in plan.previous:
+            if _leads_into(stored, old.folder):
+                listen(Notice(text=f"kept the previous revision {_short(old)}: files of the new one are links into it"))
+                continue
             remove(old, wait=False, listen=listen)
             listen(Notice(text=f"removed the previous revision {_short(old)} ({units.storage(old.done_bytes)})"))
     return stored
+
+
+def _leads_into(stored: StoredSet, folder: Path) -> bool:
+    """Whether a file of a set is a symlink (somebody's, never ours) to one in ``folder``."""
+    return any(file.path.resolve().is_relative_to(folder.resolve()) for file in stored.files)
 
 
 def obtain_projector(

@@ -1,5 +1,6 @@
 """Fetch again only what is bad of a set: missing files, cut files, and of damaged files the chunks that differ."""
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -38,7 +39,7 @@ def repair(
         raise UsageError(
             f"nobody has said what the files in {stored.folder} should be",
             code="foreign-set",
-            hint=f"take what is right of them over: kimigguf import {stored.folder}",
+            hint=f"take what is right of them over: kimigguf import {shlex.quote(str(stored.folder))}",
         )
     listen(Step(text=f"hashing {stored.quant}"))
     found = verify(stored, listen=listen)

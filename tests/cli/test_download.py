@@ -397,6 +397,7 @@ def test_the_vision_projector_lies_in_a_folder_of_its_own(house: House) -> None:
 def test_remove_deletes_ours_shows_what_goes_and_asks(house: House) -> None:
     house.json("download", "UD-IQ1_M")
     (house.folder / "notes.txt").write_text("mine")
+    (house.folder / f"{names(house)[1]}.copy").write_bytes(b"an import that was killed")
     assert house.error("remove", "UD-IQ1_M", code=2)["code"] == "not-confirmed"
     assert (house.folder / names(house)[0]).exists()
     assert house("remove", "--yes", "UD-IQ1_M") == 0
@@ -583,3 +584,16 @@ def test_a_network_mount_is_filled_if_the_configuration_names_it_and_not_otherwi
     (tmp_path / "config" / "kimigguf").mkdir(parents=True)
     (tmp_path / "config" / "kimigguf" / "config.toml").write_text(f'models_dir = "{unsaid.models}"')
     assert unsaid.json("download", "UD-IQ1_M")["folder"] == str(unsaid.folder)
+
+
+def test_an_old_revision_that_the_new_one_links_into_is_not_removed(house: House) -> None:
+    house.json("download", "UD-IQ1_M")
+    house.hub.add_commit(NEWER, house.root)
+    newer = house.folder.with_name(NEWER[:12])
+    newer.mkdir()
+    for name in names(house):
+        (newer / name).symlink_to(house.folder / name)
+    assert house.json("download", "UD-IQ1_M", "--revision", "main")["state"] == "whole"
+    assert "links into it" in house.err
+    assert_every_shard_survived(house)
+    assert house.json("verify", str(newer))["good"] is True
