@@ -37,7 +37,7 @@ from kimigguf.hardware.snapshot import Machine
 from kimigguf.memory.settings import Settings
 from kimigguf.placement.place import Shortfall
 from kimigguf.placement.plan import Plan
-from kimigguf.placement.plan_file import changes, load_plan, write_plan
+from kimigguf.placement.plan_file import changes, load_plan, remake_commands, write_plan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -328,7 +328,7 @@ def _replayed(request: Request, environ: Mapping[str, str], listen: Listener) ->
         raise UsageError(
             "the plan was made before its files were on this machine",
             code="plan-without-files",
-            hint=f"kimigguf serve {plan.model.quant or 'QUANT'}",
+            hint=f"{remake_commands(plan)} && kimigguf serve --plan plan.json",
         )
     stored = prepare.verified(prepare.complete(stored_at(Path(plan.model.folder) / plan.model.files[0].name)), listen)
     machine = _seen_machine(engine, environ, listen)
@@ -340,7 +340,7 @@ def _replayed(request: Request, environ: Mapping[str, str], listen: Listener) ->
             "the files are not those that the plan was made for",
             code="plan-stale",
             cause="; ".join(different[:4]),
-            hint=f"make it again: kimigguf plan '{plan.model.folder}' --json > plan.json",
+            hint=f"make it again: {remake_commands(plan)}",
         )
     return _Made(plan=plan, engine=engine, stored=stored, machine=machine)
 

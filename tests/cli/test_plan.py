@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -360,6 +361,25 @@ def test_the_bar_and_the_table_say_the_same_of_a_gpu(
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     bar, row = (line for line in lines if line[:1] == ["gpu0"])
     assert f"{float(row[-1]):.1f}" == bar[2]
+
+
+def test_a_plan_made_before_the_files_were_here_is_told_by_commands_that_keep_its_settings(
+    tmp_path: Path, environ: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, data = answered(capsys, environ, "UD-IQ1_M", "--machine", MACHINE, "--context", "4096", "--kv-type", "q8_0")
+    load_written(tmp_path, data)
+    server = write_engine(tmp_path / "bin" / "llama-server", version=mainline(11434))
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    argv = ["serve", "--plan", str(tmp_path / "plan.json"), "--engine-path", str(server), "--port", port, "--json"]
+    state = {"XDG_STATE_HOME": str(tmp_path / "state")}
+    assert run(argv, App(show=Show(), environ=environ | state)) == 2
+    error = json.loads(capsys.readouterr().err.splitlines()[-1])
+    assert error["code"] == "plan-without-files"
+    assert error["hint"] == (
+        "kimigguf download UD-IQ1_M && kimigguf plan UD-IQ1_M --context 4096 --slots 1 --kv-type q8_0 --ubatch 512"
+        " --json > plan.json && kimigguf serve --plan plan.json"
+    )
 
 
 def load_written(folder: Path, data: dict[str, Any]) -> Plan:
