@@ -81,7 +81,8 @@ def command(app: App, /, **options: Any) -> int:  # noqa: ANN401 -- click's pars
     Example:
       kimigguf serve UD-IQ1_M
       kimigguf serve /models/Kimi-K3-UD-IQ1_M-00001-of-00015.gguf --port 9000
-      kimigguf plan UD-IQ1_M --json > plan.json; kimigguf serve --plan plan.json
+      kimigguf download UD-IQ1_M
+      kimigguf plan UD-IQ1_M --json > plan.json && kimigguf serve --plan plan.json
       kimigguf serve UD-IQ1_M --detach -- --threads 64 --numa distribute
     """  # noqa: D301 -- \b is click's marker for text that must not be wrapped
     from kimigguf.cli.serve_show import serve_detached, show_settings
