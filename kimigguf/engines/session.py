@@ -144,7 +144,7 @@ def prepare_session(
     plan, engine = made.plan, made.engine
     profile = load_serving(plan.model.architecture, environ)
     folder = state_folder(environ)
-    plan_file = folder / f"serve-{request.port}.plan.json"
+    plan_file = folder / f"{name}.plan.json"  # by what is nobody else's: another may try the same port
     _write_plan(plan, plan_file)
     run = command(
         plan,

@@ -136,6 +136,17 @@ def test_a_taken_port_is_refused_before_a_terabyte_is_fetched(
     assert (code, error["code"]) == (3, "port-in-use")
 
 
+def test_a_second_server_on_a_port_does_not_write_over_the_plan_of_the_first(
+    capsys: pytest.CaptureFixture[str], environ: dict[str, str], tiny: Path
+) -> None:
+    """An engine reads its plan when it starts, and listens only after that."""
+    port, files = str(free_port()), []
+    for name in ("one", "two"):
+        assert serve(environ, str(tiny), "--dry-run", "--port", port, "--name", name) == 0
+        files.append(json.loads(capsys.readouterr().out)["plan_file"])
+    assert files[0] != files[1]
+
+
 @pytest.mark.parametrize("more", [(), ("--detach", "--new-api-key")])
 def test_a_name_that_another_is_being_started_under_is_refused_before_a_terabyte_is_fetched(
     capsys: pytest.CaptureFixture[str], environ: dict[str, str], more: tuple[str, ...]
