@@ -46,7 +46,7 @@ def look(app: App, wait_seconds: float = WAIT_SECONDS) -> Picture:
     """Ask hardware, engines and Ollama side by side, each with its own limit of ``wait_seconds``."""
     import psutil
 
-    from kimigguf.engines.cross_check import disagreements
+    from kimigguf.engines.cross_check import disagreements, remarks
     from kimigguf.engines.discover import discover
     from kimigguf.hardware.detect import detect
     from kimigguf.hardware.measure import with_direct_io
@@ -81,7 +81,7 @@ def look(app: App, wait_seconds: float = WAIT_SECONDS) -> Picture:
         machine=machine,
         engines=engines,
         ollama=answers["ollama"].value,
-        problems=(*silent, *disagreements(machine, engines or ())),
+        problems=(*silent, *disagreements(machine, engines or ()), *remarks(machine, engines or ())),
         verdict=judge(machine) if judge is not None and in_time else None,
     )
 
@@ -209,6 +209,7 @@ def rows(picture: Picture) -> list[tuple[str, str]]:
     else:
         lines = [_engine_line(engine) for engine in picture.engines] or ["none found; see kimigguf serve --help"]
         found += [("Engine" if index == 0 else "", line) for index, line in enumerate(lines)]
+        found += [("Build", line) for engine in picture.engines if (line := _build_line(engine)) is not None]
     found.append(("Ollama", "unknown" if picture.ollama is None else _ollama_line(picture.ollama)))
     found.append(("Verdict", picture.verdict or "see kimigguf recommend"))
     return found
@@ -219,6 +220,23 @@ def _engine_line(engine: "FoundEngine") -> str:
     backends = " ".join(engine.backends) if engine.backends is not None else "backends unknown"
     build = f"build {engine.build}" if engine.build is not None else engine.version or "version unknown"
     return " · ".join([engine.kind.value, build, answer, backends, engine.path or ""]).rstrip(" ·")
+
+
+def _build_line(engine: "FoundEngine") -> str | None:
+    built = engine.built
+    if built is None:
+        return None
+    cuda = f"CUDA {built.cuda_version or 'of unknown version'}" if "cuda" in (built.backends or ()) else ""
+    parts = (
+        engine.kind.value,
+        "with " + " ".join(built.backends) if built.backends is not None else "backends unknown",
+        cuda,
+        "for compute " + " ".join(built.cuda_architectures) if built.cuda_architectures else "",
+        f"CPU variant {built.cpu_variant} of {len(built.cpu_variants)}" if built.cpu_variant else "",
+        "CPU code: " + (" ".join(built.cpu_extensions) if built.cpu_extensions is not None else "unknown"),
+        *(f"{one.what} unknown: {one.reason}" for one in built.unknown),
+    )
+    return " · ".join(filter(None, parts))
 
 
 def _ollama_line(ollama: "OllamaServer") -> str:
@@ -256,7 +274,7 @@ def _short(found: list[tuple[str, str]]) -> list[tuple[str, str]]:
     """The rows with no more GPUs, disks and engines than the screen has room for."""
     kept: list[tuple[str, str]] = []
     label, count, hidden = "", 0, 0
-    for row in [*found, ("end", "")]:
+    for row in [*(row for row in found if row[0] != "Build"), ("end", "")]:
         label, count = (row[0], 1) if row[0] else (label, count + 1)
         if row[0] and hidden:
             kept.append(("", f"and {hidden} more; see kimigguf inspect -v"))

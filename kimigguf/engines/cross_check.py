@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 
+from kimigguf.engines.builds import foreign_cards, unused_extensions
 from kimigguf.engines.engine import FoundEngine
 from kimigguf.hardware.snapshot import Accelerator, Machine, MemoryKind
 from kimigguf.units import memory
@@ -17,6 +18,29 @@ def disagreements(machine: Machine, engines: Iterable[FoundEngine]) -> tuple[str
     return tuple(
         sentence for engine in engines if (sentence := _disagreement(engine, machine.accelerators)) is not None
     )
+
+
+def remarks(machine: Machine, engines: Iterable[FoundEngine]) -> tuple[str, ...]:
+    """What is wrong with a build on this machine: known broken, without code for a card, or slower than it could be.
+
+    The last is said only of the engine that would be used, the first that can load Kimi K3.
+    """
+    able = [engine for engine in engines if engine.supports_k3 is not False]
+    broken = [f"{engine.kind.value}: {warning}" for engine in able for warning in engine.warnings]
+    cards = [
+        f"{engine.kind.value} is built for compute {' '.join(engine.built.cuda_architectures or ())}, and "
+        f"{card.name or 'a card'} is {card.compute_capability}: its kernels are made at the first start or not at all"
+        for engine in able
+        if engine.built is not None
+        for card in {one.name: one for one in foreign_cards(engine.built, machine.accelerators or ())}.values()
+    ]
+    unused = unused_extensions(able[0].built, machine.cpu) if able else ()
+    slow = (
+        [f"{able[0].kind.value} is built without {' '.join(unused)}, which this CPU has: it reads prompts slower"]
+        if unused
+        else []
+    )
+    return (*broken, *cards, *slow)
 
 
 def _disagreement(engine: FoundEngine, cards: tuple[Accelerator, ...]) -> str | None:

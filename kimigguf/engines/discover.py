@@ -7,38 +7,41 @@ embedded engine, llama-cpp-python.
 import importlib.metadata
 import importlib.util
 import json
-import mmap
 import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 from kimigguf.catalogue.quants import EngineNeed
-from kimigguf.engines.engine import EngineDevice, EngineKind, FoundEngine
+from kimigguf.engines.builds import ARCHITECTURE, cuda_warning, look_at, names_architecture
+from kimigguf.engines.engine import Build, EngineDevice, EngineKind, FoundEngine
 from kimigguf.errors import MachineError, UsageError
+from kimigguf.hardware.probes import ask_all
 from kimigguf.units import MIB
 
 MIN_BUILD: Final = 10448
 """llama.cpp's first build with arch kimi-k3 (PR 26185, merged 2026-08-15)."""
-ARCHITECTURE: Final = "kimi-k3"
 ENGINE_CHOICES: Final = ("auto", "llama-server", "embedded", "llama-cpp-python")
 ENVIRONMENT_VARIABLE: Final = "KIMIGGUF_LLAMA_SERVER"
 
-_CONTROL: Final = b"deepseek2"
-"""An architecture that every llama.cpp of the last years names: a file without it is not where names are kept."""
 _NUMBERED_FROM: Final = 1000
 """Lower numbers come from shallow clones, which count only the commits they have; they say nothing."""
 _PROBE_SECONDS: Final = 20.0
+_SYSTEM_INFO_SECONDS: Final = 3.0
+_NO_MODEL: Final = "/nonexistent/kimigguf-asks-for-system-info.gguf"
+"""A start with this model prints ``system_info`` and ends when there is no such file, some 10 ms later."""
 _WAYS: Final = (
     "install a current llama.cpp (curl -LsSf https://llama.app/install.sh | sh, or brew install llama.cpp), "
     "use the embedded one (--engine embedded), or name another with --engine-path"
 )
 _VERSION_NEW: Final = re.compile(r"^version: (\S+) \(build (\d+), commit ([^)\s]+)\)", re.MULTILINE)
 _VERSION_OLD: Final = re.compile(r"^version: (\d+) \(([^)\s]+)\)", re.MULTILINE)
+_EMBEDDED_INFO: Final = re.compile(r'"system_info": "([^"]*)"')
 _DEVICE: Final = re.compile(r"^\s+(\S+): (.+) \((\d+) MiB, (\d+) MiB free\)\s*$", re.MULTILINE)
 _BACKENDS: Final = {
     "cuda": "cuda", "rocm": "rocm", "hip": "rocm", "vulkan": "vulkan", "mtl": "metal", "metal": "metal",
@@ -105,31 +108,13 @@ def judge(build: int | None, *, knows_architecture: bool | None) -> tuple[bool |
             return None, f"no build number, and the binary could not be searched for {ARCHITECTURE}"
 
 
-def names_architecture(path: Path) -> bool | None:
-    """Whether the engine's files contain the architecture's name; None if no file holds such names at all."""
-    found_names = False
-    for file in _binary_files(path):
-        try:
-            with file.open("rb") as handle, mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_READ) as content:
-                if content.find(ARCHITECTURE.encode()) >= 0:
-                    return True
-                found_names = found_names or content.find(_CONTROL) >= 0
-        except (OSError, ValueError):  # unreadable or empty: it tells nothing
-            continue
-    return False if found_names else None
+def discover(
+    environ: Mapping[str, str], *, engine_path: str | Path | None = None, closely: bool = True
+) -> tuple[FoundEngine, ...]:
+    """Every engine found, in order of preference. Never raises: one that cannot be asked says so in ``reason``.
 
-
-def _binary_files(path: Path) -> Iterable[Path]:
-    real = path.resolve()
-    yield real
-    for folder in (real.parent, real.parent.parent / "lib", real.parent.parent / "lib64"):
-        for pattern in ("libllama*", "*/libllama*"):
-            if folder is not real.parent or pattern == "libllama*":
-                yield from {file.resolve() for file in folder.glob(pattern) if file.is_file()}
-
-
-def discover(environ: Mapping[str, str], *, engine_path: str | Path | None = None) -> tuple[FoundEngine, ...]:
-    """Every engine found, in order of preference. Never raises: one that cannot be asked says so in ``reason``."""
+    ``closely`` False: native engines are not started to have them say what they were compiled for.
+    """
     places: list[tuple[Path, str, bool]] = []
     if engine_path is not None:
         places.append((Path(engine_path).expanduser(), "--engine-path", True))
@@ -140,7 +125,7 @@ def discover(environ: Mapping[str, str], *, engine_path: str | Path | None = Non
     places += [(Path(path), "PATH", False) for path in on_path if path]
     engines = []
     for place, chosen_by, explicit in places:
-        engine = _probe_binary(_binary_in(place), environ, chosen_by=chosen_by, explicit=explicit)
+        engine = _probe_binary(_binary_in(place), environ, chosen_by=chosen_by, explicit=explicit, closely=closely)
         # A `llama` that does not print a llama.cpp version is some other program of that name.
         if engine.version is not None or explicit or engine.kind is EngineKind.LLAMA_SERVER:
             engines.append(engine)
@@ -164,22 +149,25 @@ def _binary_in(place: Path) -> Path:
     return place
 
 
-def _run(argv: list[str], environ: Mapping[str, str]) -> str | None:
+def _run(argv: list[str], environ: Mapping[str, str], *, seconds: float = _PROBE_SECONDS) -> str | None:
     """Both output streams of a short command; None if it cannot run, or not in time. The exit code says nothing."""
     try:
         done = subprocess.run(
-            argv, env=dict(environ), stdin=subprocess.DEVNULL, capture_output=True, timeout=_PROBE_SECONDS, check=False
+            argv, env=dict(environ), stdin=subprocess.DEVNULL, capture_output=True, timeout=seconds, check=False
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
     return (done.stdout + b"\n" + done.stderr).decode(errors="replace")
 
 
-def _probe_binary(path: Path, environ: Mapping[str, str], *, chosen_by: str, explicit: bool) -> FoundEngine:
+def _probe_binary(
+    path: Path, environ: Mapping[str, str], *, chosen_by: str, explicit: bool, closely: bool
+) -> FoundEngine:
     kind = EngineKind.LLAMA if path.stem == "llama" else EngineKind.LLAMA_SERVER
     version: Version | None = None
     devices: tuple[EngineDevice, ...] | None = None
     supports: bool | None = False
+    built: Build | None = None
     if not path.is_file():
         reason = "there is no such file"
     elif (output := _run([str(path), "--version"], environ)) is None:
@@ -190,8 +178,7 @@ def _probe_binary(path: Path, environ: Mapping[str, str], *, chosen_by: str, exp
         knows = names_architecture(path) if version.build is None else None
         supports, reason = judge(version.build, knows_architecture=knows)
         if supports is not False:
-            serve = ["serve"] if kind is EngineKind.LLAMA else []
-            devices = parse_devices(_run([str(path), *serve, "--list-devices"], environ) or "")
+            devices, built = _ask(path, kind, environ, output, closely=closely)
     return FoundEngine(
         kind=kind,
         path=str(path),
@@ -203,7 +190,45 @@ def _probe_binary(path: Path, environ: Mapping[str, str], *, chosen_by: str, exp
         devices=devices,
         chosen_by=chosen_by,
         explicit=explicit,
+        built=built,
+        warnings=_warnings(built),
     )
+
+
+def _ask(
+    path: Path, kind: EngineKind, environ: Mapping[str, str], said: str, *, closely: bool
+) -> tuple[tuple[EngineDevice, ...] | None, Build]:
+    """The devices that a native engine lists, and what it was built with, asked side by side: CUDA starts slowly."""
+    program = [str(path), *(["serve"] if kind is EngineKind.LLAMA else [])]
+    # What the user has set for serving (a repository to download) must not happen here.
+    bare = {name: value for name, value in environ.items() if not name.startswith("LLAMA_")}
+    start = [*program, "--model", _NO_MODEL, "--host", "127.0.0.1", "--port", "0", "--offline", "-lv", "4"]
+    answers = ask_all(
+        {
+            "devices": lambda: _run([*program, "--list-devices"], environ),
+            "info": lambda: _run(start, bare, seconds=_SYSTEM_INFO_SECONDS) if closely else None,
+        },
+        limit_seconds=_PROBE_SECONDS + 1,
+    )
+    listed, info = answers["devices"].value or "", answers["info"].value
+    devices = parse_devices(listed)
+    built = look_at(
+        path,
+        said=f"{said}\n{listed}",
+        system_info=(lambda: info) if closely else None,
+        linked=partial(_linked, environ),
+        device_backends=backends(devices),
+    )
+    return devices, built
+
+
+def _linked(environ: Mapping[str, str], file: Path) -> str | None:
+    return _run(["ldd", str(file)], environ, seconds=1.0)
+
+
+def _warnings(built: Build | None) -> tuple[str, ...]:
+    warning = cuda_warning(built.cuda_version, built.backends) if built is not None else None
+    return (warning,) if warning else ()
 
 
 def _last_line(output: str) -> str:
@@ -212,7 +237,7 @@ def _last_line(output: str) -> str:
 
 
 def _python_engines(environ: Mapping[str, str]) -> tuple[FoundEngine, ...]:
-    return tuple(engine for engine in (_embedded(environ), _llama_cpp_python()) if engine is not None)
+    return tuple(engine for engine in (_embedded(environ), _llama_cpp_python(environ)) if engine is not None)
 
 
 def _distribution(name: str, module: str) -> tuple[str, str] | None:
@@ -234,8 +259,19 @@ def _embedded(environ: Mapping[str, str]) -> FoundEngine | None:
     last = version.rpartition(".")[2]
     build = int(last) if last.isdigit() and int(last) >= _NUMBERED_FROM else None
     supports, reason = judge(build, knows_architecture=None)
-    devices = parse_embedded_devices(_run([sys.executable, "-m", "kimigguf.engines.embedded", "--devices"], environ))
-    if devices is None:
+    output = _run([sys.executable, "-m", "kimigguf.engines.embedded", "--devices"], environ)
+    devices = parse_embedded_devices(output)
+    built: Build | None = None
+    if devices is not None:
+        program = next(Path(path).parent.glob("*.abi3.*"), Path(path))
+        built = look_at(
+            program,
+            said="",
+            system_info=lambda: json.loads(f'"{match[1]}"') if (match := _EMBEDDED_INFO.search(output or "")) else None,
+            linked=partial(_linked, environ),
+            device_backends=backends(devices),
+        )
+    else:
         supports, reason = False, "xllamacpp is installed but does not load here; run python -c 'import xllamacpp'"
     return FoundEngine(
         kind=EngineKind.EMBEDDED,
@@ -247,6 +283,8 @@ def _embedded(environ: Mapping[str, str]) -> FoundEngine | None:
         reason=reason,
         devices=devices,
         chosen_by="installed with kimigguf",
+        built=built,
+        warnings=_warnings(built),
     )
 
 
@@ -258,13 +296,14 @@ def parse_embedded_devices(output: str | None) -> tuple[EngineDevice, ...] | Non
     return None
 
 
-def _llama_cpp_python() -> FoundEngine | None:
+def _llama_cpp_python(environ: Mapping[str, str]) -> FoundEngine | None:
     found = _distribution("llama-cpp-python", "llama_cpp")
     if found is None:
         return None
     version, path = found
-    knows = names_architecture(Path(path).parent / "lib" / "libllama.so")
-    supports, reason = judge(None, knows_architecture=knows)
+    library = Path(path).parent / "lib" / "libllama.so"
+    supports, reason = judge(None, knows_architecture=names_architecture(library))
+    built = look_at(library, said="", system_info=None, linked=partial(_linked, environ), device_backends=None)
     return FoundEngine(
         kind=EngineKind.LLAMA_CPP_PYTHON,
         path=path,
@@ -274,6 +313,8 @@ def _llama_cpp_python() -> FoundEngine | None:
         backends=None,
         reason=reason,
         chosen_by="installed",
+        built=built,
+        warnings=_warnings(built),
     )
 
 
@@ -299,7 +340,7 @@ def choose(
         raise UsageError(
             f"there is no engine {kind!r}", code="unknown-engine", hint="one of: " + ", ".join(ENGINE_CHOICES)
         )
-    found = discover(environ, engine_path=engine_path) if found is None else found
+    found = discover(environ, engine_path=engine_path, closely=False) if found is None else found
     engine = _pick(found, kind)
     if need is not None:
         _check_need(engine, need)

@@ -98,7 +98,7 @@ def apply(params: Any, library: Any, found: Mapping[str, Any]) -> None:  # noqa:
 
 
 def list_devices() -> str:
-    """The accelerators that xllamacpp sees, as one line of JSON. Sizes in bytes."""
+    """The accelerators that xllamacpp sees and what it was compiled for, as one line of JSON. Sizes in bytes."""
     import xllamacpp  # noqa: PLC0415 -- the engine is loaded only in a process made for it
 
     cpu = xllamacpp.ggml_backend_dev_type.GGML_BACKEND_DEVICE_TYPE_CPU
@@ -112,7 +112,7 @@ def list_devices() -> str:
         for device in xllamacpp.get_device_info()
         if device["type"] != cpu
     ]
-    return json.dumps({"devices": devices})
+    return json.dumps({"devices": devices, "system_info": xllamacpp.get_system_info()})
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
+from kimigguf.hardware.snapshot import Unknown
+
 
 class EngineKind(StrEnum):
     """The ways to run llama.cpp, in order of preference."""
@@ -26,12 +28,31 @@ class EngineDevice:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Build:
+    """What an engine was built with; None: unknown, with the reason in ``unknown``.
+
+    ``backends`` are compiled in or lie beside the program, whether or not a device answers to them; ``cpu_variants``
+    the CPU libraries that it chooses from, and ``cpu_variant`` the one it loads here (None where it is built in one
+    piece). ``cpu_extensions`` are in the names of /proc/cpuinfo, ``cuda_architectures`` as compute capabilities.
+    """
+
+    backends: tuple[str, ...] | None = None
+    cuda_version: str | None = None
+    cuda_architectures: tuple[str, ...] | None = None
+    cpu_extensions: tuple[str, ...] | None = None
+    cpu_variants: tuple[str, ...] = ()
+    cpu_variant: str | None = None
+    unknown: tuple[Unknown, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FoundEngine:
     """``supports_k3`` None: could not be told. ``reason`` says how it was told, or why not.
 
     ``devices`` is what the engine itself lists on this machine, None where it could not be asked; ``backends`` follows
     from it and always holds ``cpu``. ``chosen_by`` names what pointed here (``--engine-path``, ``PATH``, ...), and
-    ``explicit`` is True where that was the user rather than a search.
+    ``explicit`` is True where that was the user rather than a search. ``warnings`` are sentences about builds that are
+    known to be broken; ``built`` is None where nobody looked.
     """
 
     kind: EngineKind
@@ -44,6 +65,8 @@ class FoundEngine:
     devices: tuple[EngineDevice, ...] | None = None
     chosen_by: str | None = None
     explicit: bool = False
+    built: Build | None = None
+    warnings: tuple[str, ...] = ()
 
     @property
     def title(self) -> str:

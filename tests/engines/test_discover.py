@@ -8,12 +8,12 @@ import pytest
 from fakes.engine import mainline, write_engine
 
 from kimigguf.catalogue.quants import EngineNeed
+from kimigguf.engines.builds import names_architecture
 from kimigguf.engines.discover import (
     choose,
     discover,
     judge,
     known_flags,
-    names_architecture,
     parse_devices,
     parse_version,
 )
