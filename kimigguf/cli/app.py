@@ -1,8 +1,10 @@
 """The command ``kimigguf``: built once, commands loaded when called, failures turned into exit codes here only."""
 
+import math
 import os
 import signal
 import sys
+import time
 from collections.abc import Mapping
 from importlib import import_module
 from typing import Any, Final, NoReturn
@@ -12,6 +14,8 @@ import click
 from kimigguf import __version__
 from kimigguf.cli.show import Show, drop_stdout
 from kimigguf.errors import ExitCode, KimiggufError, UsageError
+
+_BURST_SECONDS: Final = 1.0
 
 _COMMANDS: Final[Mapping[str, str]] = {
     "inspect": "Show what this machine has: memory, accelerators, disks, engines.",
@@ -128,19 +132,29 @@ def _ended_by(error: BaseException, show: Show) -> int:
 def main() -> NoReturn:
     """Entry point of the console script."""
     # A supervisor's stop and a closed terminal are what a Ctrl-C is: the same clean-up runs, the exit code is the same.
-    stops = [number for name in ("SIGTERM", "SIGHUP") if (number := getattr(signal, name, None)) is not None]
+    names = ("SIGINT", "SIGTERM", "SIGHUP")
+    stops = [number for name in names if (number := getattr(signal, name, None)) is not None]
+    interrupt = _Interrupt()
     for number in stops:
-        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup stays honoured
-            signal.signal(number, _interrupt)
-    try:
-        code = run()
-    except KeyboardInterrupt:  # a second one, while the first was being told
-        code = ExitCode.INTERRUPTED
-    for number in (signal.SIGINT, *stops):  # nothing is left to interrupt but the interpreter's own end
+        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup, and `&` in a script, stay honoured
+            signal.signal(number, interrupt)
+    code = run()
+    for number in stops:  # nothing is left to interrupt but the interpreter's own end
         signal.signal(number, signal.SIG_IGN)
     sys.exit(code)
 
 
-def _interrupt(_number: int, _frame: object) -> NoReturn:
-    # Raised here and not by way of SIGINT, which a shell ignores for whatever a script starts with `&`.
-    raise KeyboardInterrupt
+class _Interrupt:
+    """Raises KeyboardInterrupt, not by way of SIGINT, which a shell ignores for whatever a script starts with `&`.
+
+    A burst of signals is one: a Ctrl-C held down, or a supervisor that signals the whole group, does not break the
+    clean-up that the first one started. A second one after a moment does: its user is impatient.
+    """
+
+    def __init__(self) -> None:
+        self._last = -math.inf
+
+    def __call__(self, _number: int, _frame: object) -> None:
+        before, self._last = self._last, time.monotonic()
+        if self._last - before > _BURST_SECONDS:
+            raise KeyboardInterrupt

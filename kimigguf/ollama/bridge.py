@@ -60,7 +60,11 @@ class Bridge:
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         # No limit on reading: a slow machine may think for minutes before its first token.
         timeout = httpx.Timeout(30.0, read=None)
-        self._client = httpx.AsyncClient(base_url=upstream, headers=headers, timeout=timeout, trust_env=False)
+        # A fresh connection each: the engine closes idle ones after seconds, and a request that meets that is lost.
+        limits = httpx.Limits(max_keepalive_connections=0)
+        self._client = httpx.AsyncClient(
+            base_url=upstream, headers=headers, timeout=timeout, limits=limits, trust_env=False
+        )
 
     def app(self, hosts: Sequence[str] = _LOOPBACK) -> Starlette:
         """The ASGI application; ``hosts`` are the names it may be called by (a foreign name is a rebound one)."""

@@ -11,7 +11,6 @@ import struct
 import time
 import urllib.parse
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from typing import Any, BinaryIO, Final, cast
 
 from fakes.hub_faults import Fault, Kind, Request
@@ -206,7 +205,8 @@ class Handler(BaseHTTPRequestHandler):
         if file.sha256 and self.hub.redirect:
             headers |= {"Location": self.hub.sign(name, path), "Content-Length": "0", "ETag": f'"{file.etag}"'}
             return self._head(302, headers)
-        return self._body(name, path, f'"{file.etag}"', headers, fault)
+        with path.open("rb") as stream:
+            return self._body(name, stream, f'"{file.etag}"', headers, fault)
 
     def _signed(self, key: str, name: str) -> None:
         request = self._note(file=name, body=True)
@@ -217,10 +217,12 @@ class Handler(BaseHTTPRequestHandler):
         if found is None:
             return self._text(403, "<Error><Code>AccessDenied</Code><Message>Request has expired</Message></Error>")
         file, path = found
-        stat = path.stat()
-        # Like an object store's: not the hash, but it changes with the content.
-        etag = hashlib.sha1(f"{file} {stat.st_size} {stat.st_mtime_ns}".encode(), usedforsecurity=False).hexdigest()
-        return self._body(file, path, f'"{etag}"', {}, fault)
+        with path.open("rb") as stream:  # opened before it is named: a test may replace the file at any moment
+            stat = os.fstat(stream.fileno())
+            # Like an object store's: not the hash, but it changes with the content.
+            text = f"{file} {stat.st_size} {stat.st_mtime_ns}"
+            etag = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
+            return self._body(file, stream, f'"{etag}"', {}, fault)
 
     def _refused(self, fault: Fault) -> bool:
         """Answer the faults that are whole answers of their own."""
@@ -240,8 +242,8 @@ class Handler(BaseHTTPRequestHandler):
                 return False
         return True
 
-    def _body(self, name: str, path: Path, etag: str, headers: dict[str, str], fault: Fault | None) -> None:
-        size = path.stat().st_size
+    def _body(self, name: str, stream: BinaryIO, etag: str, headers: dict[str, str], fault: Fault | None) -> None:
+        size = os.fstat(stream.fileno()).st_size
         match = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range") or "")
         if_range = self.headers.get("If-Range")
         first, last, status = 0, size - 1, 200
@@ -272,8 +274,7 @@ class Handler(BaseHTTPRequestHandler):
         self._head(status, headers | {"Content-Length": str(declared)})
         if self.command == "HEAD":
             return None
-        with path.open("rb") as stream:
-            self._send(name, stream, first, sent, garbage=kind is Kind.GARBAGE)
+        self._send(name, stream, first, sent, garbage=kind is Kind.GARBAGE)
         return self._after(fault)
 
     def _after(self, fault: Fault | None) -> None:
