@@ -226,7 +226,12 @@ def _command(app: App, plan: "Plan", engine: "FoundEngine") -> "tuple[Command | 
         # The number of shards is the hub's to say, and changes with a re-upload.
         stand_in = PlannedFile(name=f"FIRST_SHARD_OF_{plan.model.quant}.gguf", size_bytes=0)
         plan = replace(plan, model=replace(plan.model, files=(stand_in,)))
-        warnings = (f"not on this machine yet; first: kimigguf download {plan.model.quant}",)
+    if not plan.model.folder:
+        absent = (
+            f"the files are not on this machine yet, and {plan.model.files[0].name} in the command has no folder;"
+            f" kimigguf download {plan.model.quant} brings the files, and a plan made after that names them"
+        )
+        warnings = (absent,)
     try:
         profile = load_serving(plan.model.architecture, app.environ)
         return command(plan, engine, profile=profile, plan_file="plan.json"), warnings

@@ -206,6 +206,7 @@ def test_the_headers_on_the_hub_are_used_when_asked_for(
     assert code == 0
     assert data["model"]["commit"] == repository.commit
     assert data["model"]["folder"] is None
+    assert any("kimigguf download UD-IQ1_M brings the files" in warning for warning in data["warnings"])
     assert [file["name"] for file in data["model"]["files"]] == sorted(path.name for path in target.iterdir())
     assert all(file["sha256"] for file in data["model"]["files"])
 
