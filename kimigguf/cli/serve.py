@@ -152,7 +152,9 @@ def _request(options: dict[str, Any]) -> "Request":
         target, extra = None, (target, *extra)
     if (plan_path is None) == (target is None):
         raise UsageError(
-            "name what to serve: a quant, a path, or a plan with --plan",
+            "name what to serve: a quant, a path, or a plan with --plan"
+            if target is None
+            else f"a plan says what to serve: name {target} or --plan, not both",
             code="nothing-to-serve" if target is None else "plan-and-target",
             hint="kimigguf serve UD-IQ1_M; kimigguf recommend says which quant fits this machine",
         )

@@ -143,6 +143,9 @@ def prepare_session(
         return made
     plan, engine = made.plan, made.engine
     profile = load_serving(plan.model.architecture, environ)
+    chat_template_arguments(
+        profile, request.effort
+    )  # an effort that the model does not know is refused before the load
     folder = state_folder(environ)
     plan_file = folder / f"{name}.plan.json"  # by what is nobody else's: another may try the same port
     _write_plan(plan, plan_file)

@@ -107,6 +107,14 @@ def test_a_mistyped_quant_is_answered_with_the_nearest(
     assert "UD-IQ1_M" in error["hint"]
 
 
+def test_an_effort_the_model_does_not_know_is_refused_before_the_load_of_a_path_too(
+    capsys: pytest.CaptureFixture[str], environ: dict[str, str], tiny: Path
+) -> None:
+    argv = (str(tiny), "--effort", "huge", "--engine", "embedded", "--dry-run", "--port", str(free_port()))
+    found, error = refused(capsys, environ, *argv)
+    assert (found, error["code"]) == (2, "unknown-effort")
+
+
 def test_a_context_above_the_files_own_is_refused(
     capsys: pytest.CaptureFixture[str], environ: dict[str, str], tiny: Path
 ) -> None:
