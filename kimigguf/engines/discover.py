@@ -149,11 +149,12 @@ def _binary_in(place: Path) -> Path:
     return place
 
 
-def _run(argv: list[str], environ: Mapping[str, str], *, seconds: float = _PROBE_SECONDS) -> str | None:
+def _run(argv: list[str], environ: Mapping[str, str], *, seconds: float | None = None) -> str | None:
     """Both output streams of a short command; None if it cannot run, or not in time. The exit code says nothing."""
+    limit = _PROBE_SECONDS if seconds is None else seconds
     try:
         done = subprocess.run(
-            argv, env=dict(environ), stdin=subprocess.DEVNULL, capture_output=True, timeout=seconds, check=False
+            argv, env=dict(environ), stdin=subprocess.DEVNULL, capture_output=True, timeout=limit, check=False
         )
     except (OSError, subprocess.TimeoutExpired):
         return None

@@ -9,13 +9,14 @@ import posixpath
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Final
+from functools import partial
+from typing import Any, Final
 
 from kimigguf.hardware.facts import Facts, unknowns
 from kimigguf.hardware.host import Host
 from kimigguf.hardware.mounts import Mount, parse_mountinfo
 from kimigguf.hardware.pci import link_above
-from kimigguf.hardware.probes import ask_all
+from kimigguf.hardware.probes import Answer, ask_all
 from kimigguf.hardware.snapshot import Disk, DiskKind, Unknown
 from kimigguf.units import GIB, KIB
 
@@ -187,26 +188,37 @@ def read_disks(host: Host) -> Facts:
         return Facts(unknown=(Unknown(what="disks", reason="/proc/self/mountinfo cannot be read"),))
     mounts = parse_mountinfo(text)
     chosen = candidates(mounts)
-    probes = {mount.mount_point: (lambda path=mount.mount_point: host.size_of(path)) for mount in chosen}
-    sizes = ask_all(probes, limit_seconds=_SIZE_LIMIT_SECONDS)
+    points = [mount.mount_point for mount in chosen]
+    sizes = {f"size {point}": partial(host.size_of, point) for point in points}
+    direct = {f"direct {point}": partial(host.direct_io_of, point) for point in points}
+    quotas = {f"quota {point}": partial(host.quota_room, point) for point in points}
+    said: dict[str, Answer[Any]] = ask_all({**sizes, **direct, **quotas}, limit_seconds=_SIZE_LIMIT_SECONDS)
     disks: list[Disk] = []
     unknown: list[Unknown] = []
     for mount in chosen:
-        size = sizes[mount.mount_point]
+        size, works, room = (said[f"{what} {mount.mount_point}"] for what in ("size", "direct", "quota"))
         if size.value is not None and size.value.total_bytes < _SMALLEST_BYTES and mount.mount_point != "/":
             continue
         disk, reason = _disk(host, mount, find_device(host, mount, mounts))
         where = f"disks.{len(disks)}"
         if size.value is not None and 0 <= size.value.free_bytes <= size.value.total_bytes:
             disk = replace(disk, total_bytes=size.value.total_bytes, free_bytes=size.value.free_bytes)
+        disk = replace(disk, free_bytes=least(disk.free_bytes, room.value), direct_io=works.value)
         disks.append(disk)
         unknown += unknowns(
             [
                 (f"{where}.kind", disk.kind, reason or "not told"),
                 (f"{where}.free_bytes", disk.free_bytes, size.reason or "the file system's own numbers contradict"),
+                (f"{where}.direct_io", disk.direct_io, works.reason or "not told"),
+                (f"{where}.quota", None if room.reason else 0, f"{room.reason}; this may tell: quota -s"),
             ]
         )
     return Facts(disks=tuple(disks), unknown=tuple(unknown))
+
+
+def least(free: int | None, room: int | None) -> int | None:
+    """What a user may still write: the free space, or what a quota leaves where that is less."""
+    return free if room is None or free is None else min(free, room)
 
 
 def _disk(host: Host, mount: Mount, device: Device) -> tuple[Disk, str | None]:

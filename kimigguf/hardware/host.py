@@ -12,6 +12,8 @@ from io import RawIOBase
 from pathlib import Path
 from typing import Final, TypeAlias
 
+from kimigguf.hardware.file_systems import direct_io_of, quota_room
+
 _MAX_TEXT_BYTES: Final = 8 << 20
 _READ_BYTES: Final = 64 << 10
 COMMAND_LIMIT_SECONDS: Final = 0.9
@@ -85,6 +87,8 @@ class Host:
     environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
     run: Runner = run_command
     size_of: Callable[[str], FileSystemSize] = file_system_size
+    direct_io_of: Callable[[str], bool] = direct_io_of
+    quota_room: Callable[[str], int | None] = quota_room
 
     def path(self, name: str) -> Path:
         """The file ``name`` (absolute on that machine) under the root."""

@@ -189,12 +189,13 @@ def takes_direct_io(folder: Path) -> bool | None:
 
 
 def with_direct_io(machine: Machine, folder: Path, answer: bool | None) -> Machine:  # noqa: FBT001 -- one fact and its place
-    """The machine with ``direct_io`` told of the disk that ``folder`` (its links resolved) lies on."""
+    """The machine with ``direct_io`` told of the disk that ``folder`` (its links resolved) lies on, if it was told."""
     index = disk_of(machine.disks, folder)
-    if index is None or machine.disks is None:
+    if index is None or machine.disks is None or answer is None:
         return machine
     disk = replace(machine.disks[index], direct_io=answer)
-    return replace(machine, disks=(*machine.disks[:index], disk, *machine.disks[index + 1 :]))
+    unknown = tuple(one for one in machine.unknown if one.what != f"disks.{index}.direct_io")
+    return replace(machine, disks=(*machine.disks[:index], disk, *machine.disks[index + 1 :]), unknown=unknown)
 
 
 def measure_disk(

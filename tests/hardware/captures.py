@@ -2,7 +2,8 @@
 
 A capture begins with ``# provenance: real`` or ``# provenance: constructed`` and says where it is from. Then, each
 introduced by a line: ``@@ path`` (a file, its text follows), ``@@hex path`` (bytes in hex), ``@@link path -> target``,
-``@@size mount total free`` (what statvfs says; ``hang`` for a mount that never answers), ``@@env NAME=value``,
+``@@size mount total free`` (what statvfs says; ``hang`` for a mount that never answers), ``@@direct mount
+yes|no`` (whether O_DIRECT works), ``@@quota mount bytes|none`` (what quotas leave), ``@@env NAME=value``,
 ``@@run argv`` (a command, its output follows), ``@@system darwin``.
 """
 
@@ -24,6 +25,8 @@ class _Unpacked:
     system: str = "linux"
     environ: dict[str, str] = field(default_factory=dict)
     sizes: dict[str, tuple[int, int] | None] = field(default_factory=dict)
+    direct: dict[str, bool] = field(default_factory=dict)
+    rooms: dict[str, int | None] = field(default_factory=dict)
     commands: dict[str, str] = field(default_factory=dict)
 
     def add(self, header: str, body: str) -> None:
@@ -42,6 +45,12 @@ class _Unpacked:
             case "@@size":
                 mount, *numbers = rest.split(" ")
                 self.sizes[mount] = None if numbers == ["hang"] else (int(numbers[0]), int(numbers[1]))
+            case "@@direct":
+                mount, word = rest.split(" ")
+                self.direct[mount] = {"yes": True, "no": False}[word]
+            case "@@quota":
+                mount, word = rest.split(" ")
+                self.rooms[mount] = None if word == "none" else int(word)
             case "@@env":
                 name, _, value = rest.partition("=")
                 self.environ[name] = value
@@ -57,6 +66,18 @@ class _Unpacked:
             return self.commands[" ".join(argv)]
         except KeyError:
             raise CommandError(f"there is no command {argv[0]}") from None
+
+    def direct_io_of(self, mount: str) -> bool:
+        try:
+            return self.direct[mount]
+        except KeyError:
+            raise OSError(13, "no folder there can be written, and no file near the top be read") from None
+
+    def quota_room(self, mount: str) -> int | None:
+        try:
+            return self.rooms[mount]
+        except KeyError:
+            raise OSError(38, "Function not implemented") from None
 
     def size_of(self, mount: str) -> FileSystemSize:
         if mount not in self.sizes:
@@ -99,6 +120,8 @@ def unpack(text: str, root: Path) -> Host:
         environ=unpacked.environ,
         run=unpacked.run,
         size_of=unpacked.size_of,
+        direct_io_of=unpacked.direct_io_of,
+        quota_room=unpacked.quota_room,
     )
 
 
