@@ -5,11 +5,13 @@ four bytes are size, format and content revision, and formats 2 and 3 are those 
 an APU's engine really gets: the GTT ceiling, whatever the carve-out.
 """
 
+import posixpath
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
+from kimigguf.hardware.amd_smi import read_amd_smi, with_amd_smi
 from kimigguf.hardware.facts import Facts
 from kimigguf.hardware.host import Host
 from kimigguf.hardware.pci import GraphicsCard, device_name, graphics_cards, link
@@ -104,10 +106,13 @@ def read_amd(host: Host) -> Facts:
     accelerators: list[Accelerator] = []
     unknown: list[Unknown] = []
     notices: list[str] = []
-    for index, card in enumerate(graphics_cards(host, AMD)):
+    cards = tuple(graphics_cards(host, AMD))
+    second = read_amd_smi(host) if cards else {}
+    for index, card in enumerate(cards):
         name = _name(host, card)
         accelerator, missing, remarks = parse_pools(f"accelerators.{index}", name, read_pools(host, card))
-        accelerators.append(_with_details(host, card, accelerator))
+        address = posixpath.basename(card.folder).lower()
+        accelerators.append(with_amd_smi(_with_details(host, card, accelerator), second.get(address, {})))
         unknown += missing
         notices += remarks
     for variable in ("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"):
