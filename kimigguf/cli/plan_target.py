@@ -61,7 +61,7 @@ def resolve(
             return _from_path(Path(text))
         raise
     folder = configured_models_dir(app.environ, models_dir)
-    stored = locate(folder, quant.name) if folder.is_dir() else None
+    stored = locate(folder, quant, repository=profile.repository.id) if folder.is_dir() else None
     if stored is not None and stored.done_bytes == stored.size_bytes:
         return _from_stored(stored, quant)
     if ask_hub:

@@ -1,5 +1,6 @@
 """Placement of K3 by tables and by property: every byte once, no budget broken, more memory never worse."""
 
+import random
 import time
 from dataclasses import replace
 
@@ -134,6 +135,23 @@ def test_more_memory_never_makes_a_placement_worse(
     if large.settings == small.settings:
         assert large.streamed_bytes <= small.streamed_bytes
         assert (host_trunks(large), host_expert_bytes(large)) <= (host_trunks(small), host_expert_bytes(small))
+
+
+def test_more_memory_never_makes_a_placement_worse_with_the_engines_own_buffers() -> None:
+    # A sample by a fixed seed: working through the real buffers costs a hundred times what the packing does.
+    drawn = random.Random(20261130)
+    for _ in range(40):
+        devices = [drawn.randint(20, 200) for _ in range(drawn.randint(1, 8))]
+        larger = list(devices)
+        larger[drawn.randrange(len(devices))] += drawn.randint(0, 64)
+        settings = Settings(context_tokens=drawn.choice([8192, 32768, 131_072]))
+        quant = drawn.choice(QUANTS)
+        small = place(SPECS[quant], budget_of(3000, devices), settings)
+        large = place(SPECS[quant], budget_of(3000, larger), settings)
+        assert isinstance(small, Placed)
+        assert isinstance(large, Placed)
+        before, after = ((host_trunks(p), host_expert_bytes(p)) for p in (small, large))
+        assert after <= before, (quant, devices, larger)
 
 
 @pytest.mark.usefixtures("cheap_buffers")
