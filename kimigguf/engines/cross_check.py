@@ -36,7 +36,7 @@ def remarks(machine: Machine, engines: Iterable[FoundEngine]) -> tuple[str, ...]
     ]
     unused = unused_extensions(able[0].built, machine.cpu) if able else ()
     slow = (
-        [f"{able[0].kind.value} is built without {' '.join(unused)}, which this CPU has: it reads prompts slower"]
+        [f"{able[0].kind.value} is built without {' '.join(unused)}, which this CPU has: it may read prompts slower"]
         if unused
         else []
     )
