@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
@@ -48,6 +49,15 @@ _PLAN_OWNS: Final[Mapping[str, str]] = {
 @click.option("--no-download", is_flag=True, help="Use only what is on this machine.")
 @click.option("--api-key-file", type=click.Path(path_type=Path), help="A file of API keys, one a line.")
 @click.option("--new-api-key", is_flag=True, help="Make a key, show it once, keep it in a file of your own.")
+@click.option(
+    "--ollama-api",
+    "ollama_port",
+    is_flag=False,
+    flag_value=11434,
+    type=click.IntRange(1, 65535),
+    metavar="[PORT]",
+    help="Answer Ollama's clients too, on loopback; after the target.  [port: 11434]",
+)
 @click.option("--prefault", is_flag=True, help="Read the files ahead in order; faster where they are not cached.")
 @click.option("--no-selftest", is_flag=True, help="Say ready as soon as the model is loaded.")
 @click.option(
@@ -83,6 +93,7 @@ def command(app: App, /, **options: Any) -> int:  # noqa: ANN401 -- click's pars
       kimigguf serve /models/Kimi-K3-UD-IQ1_M-00001-of-00015.gguf --port 9000
       kimigguf download UD-IQ1_M
       kimigguf plan UD-IQ1_M --json > plan.json && kimigguf serve --plan plan.json
+      kimigguf serve UD-IQ1_M --ollama-api
       kimigguf serve UD-IQ1_M --detach -- --threads 64 --numa distribute
     """  # noqa: D301 -- \b is click's marker for text that must not be wrapped
     from kimigguf.cli.serve_show import serve_detached, show_settings
@@ -106,6 +117,8 @@ def _serve(app: App, request: "Request", name: str) -> int:
     from kimigguf.engines.watchdog import Restarts
     from kimigguf.placement.place import Shortfall
 
+    if request.ollama_port is not None:
+        _check_bridge(request.ollama_port, request.port)
     with app.show.progress() as listen:
         prepared = prepare_session(request, app.environ, listen, name=name)
     if isinstance(prepared, Shortfall):
@@ -133,14 +146,32 @@ def _serve_once(app: App, prepared: "Prepared") -> NoReturn:
     from kimigguf.cli.serve_show import ready_record, show_ready
     from kimigguf.engines.session import read_ahead, registered, start
     from kimigguf.events import Notice
+    from kimigguf.ollama.beside import held, running
 
     with app.show.progress() as listen:
         read_ahead(prepared, listen)
-    with start(prepared) as session, registered(session, app.environ):
+    with ExitStack() as ends:
+        taken = ends.enter_context(held(port)) if (port := prepared.request.ollama_port) is not None else None
+        session = ends.enter_context(start(prepared))
+        ends.enter_context(registered(session, app.environ))
         with app.show.progress() as listen:
             session.wait_ready(listen)
+        if taken is not None:
+            ends.enter_context(running(taken, session.server.address.url, prepared.key))
         app.show.answer(ready_record(session), lambda console: show_ready(console, session))
         session.server.wait(lambda event: app.show.note(event.text) if isinstance(event, Notice) else None)
+
+
+def _check_bridge(port: int, engine_port: int) -> None:
+    from kimigguf.ollama.beside import check_bridge
+
+    if port == engine_port:
+        raise UsageError(
+            f"--port and --ollama-api are both {port}",
+            code="same-port",
+            hint="leave the number out: kimigguf serve UD-IQ1_M --ollama-api",
+        )
+    check_bridge(port)
 
 
 def _request(options: dict[str, Any]) -> "Request":

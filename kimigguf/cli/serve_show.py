@@ -45,6 +45,7 @@ def ready_record(session: "Session") -> dict[str, Any]:
         "state": str(server.state),
         "url": server.address.url,
         "base_url": f"{server.address.url}/v1",
+        "ollama_url": _ollama_url(prepared.request.ollama_port),
         "name": prepared.name,
         "model": server.alias,
         "pid": server.pid,
@@ -64,6 +65,20 @@ def ready_record(session: "Session") -> dict[str, Any]:
         "command": list(prepared.command.argv),
         "gave_way": list(plan.gave_way),
     }
+
+
+def _ollama_url(port: int | None) -> str | None:
+    from kimigguf.ollama.beside import url
+
+    return None if port is None else url(port)
+
+
+def _ollama_lines(port: int | None, model: str, *, key: bool) -> tuple[str, ...]:
+    """How Ollama's clients reach it; and that they need no key, where one was made to keep others out."""
+    if port is None:
+        return ()
+    open_to_all = ("             (no key is asked for there: every user of this machine can reach it)",) if key else ()
+    return (f"  Ollama API OLLAMA_HOST={_ollama_url(port)} as {model}, for Ollama's clients", *open_to_all)
 
 
 def _check(check: "Check") -> dict[str, Any]:
@@ -102,6 +117,7 @@ def show_ready(console: "Console", session: "Session") -> None:
         "",
         f"ready after {duration(session.load_seconds)}: {server.alias} on {prepared.engine.version}",
         f"  base URL   {url}/v1",
+        *_ollama_lines(prepared.request.ollama_port, server.alias, key=key),
         f"  context    {settings.stream_tokens:,} tokens in each of {settings.slots} slot(s)",
         *_speed_lines(session),
         f"  log        {server.log}",
@@ -188,6 +204,7 @@ def serve_detached(app: "App", request: "Request") -> int:
             return
         for line in (
             f"ready after {duration(answer['load_seconds'])}: {answer['model']} at {answer['base_url']}",
+            *_ollama_lines(request.ollama_port, answer["model"], key=request.api_key_file is not None),
             f"  kimigguf status --name {name}",
             f"  kimigguf logs --name {name} -f",
             f"  kimigguf stop --name {name}",

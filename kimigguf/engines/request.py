@@ -35,6 +35,7 @@ class Request:
     api_key_file: Path | None = None
     new_api_key: bool = False
     prefault: bool = False
+    ollama_port: int | None = None
 
     def arguments(self, name: str) -> tuple[str, ...]:
         """What makes ``kimigguf serve`` ask for the same again, under ``name``."""
@@ -51,6 +52,7 @@ class Request:
             ("--alias", self.alias),
             ("--models-dir", self.models_dir),
             ("--api-key-file", self.api_key_file),
+            ("--ollama-api", self.ollama_port),
             ("--restart", self.restart),
             ("--stall-timeout", round(self.stall_timeout)),
         ):

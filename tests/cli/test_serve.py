@@ -387,3 +387,37 @@ def test_only_what_can_pass_is_started_again(
 def test_help_shows_an_example(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["serve", "--help"], App(show=Show(), environ={})) == 0
     assert "kimigguf serve UD-IQ1_M" in capsys.readouterr().out
+
+
+def test_a_taken_ollama_port_is_refused_before_anything_is_fetched(
+    capsys: pytest.CaptureFixture[str], environ: dict[str, str]
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        code, error = refused(capsys, environ, "UD-IQ1_M", "--port", str(free_port()), "--ollama-api", str(port))
+    assert (code, error["code"]) == (3, "port-in-use")
+    assert "--ollama-api" in error["message"]
+    assert str(port) in error["message"]
+
+
+def test_one_port_cannot_be_the_engines_and_ollamas(
+    capsys: pytest.CaptureFixture[str], environ: dict[str, str]
+) -> None:
+    port = str(free_port())
+    code, error = refused(capsys, environ, "UD-IQ1_M", "--port", port, "--ollama-api", port)
+    assert (code, error["code"]) == (2, "same-port")
+
+
+def test_a_bridge_without_its_extra_says_what_to_install(
+    capsys: pytest.CaptureFixture[str], environ: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    code, error = refused(capsys, environ, "UD-IQ1_M", "--port", str(free_port()), "--ollama-api", str(free_port()))
+    assert (code, error["code"]) == (3, "bridge-missing")
+    assert error["hint"] == "pip install 'kimigguf[ollama-bridge]'"
+
+
+def test_a_restarted_server_gets_its_ollama_port_back() -> None:
+    again = Request(target="UD-IQ1_M", ollama_port=12000).arguments("k3")
+    assert again[again.index("--ollama-api") + 1] == "12000"
+    assert "--ollama-api" not in Request(target="UD-IQ1_M").arguments("k3")

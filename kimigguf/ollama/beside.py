@@ -1,0 +1,119 @@
+"""The bridge inside the process that serves: its port is taken before the load, and it ends with the engine."""
+
+import errno
+import logging
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final
+
+from kimigguf.errors import MachineError, ServerError
+
+if TYPE_CHECKING:
+    import uvicorn
+
+HOST: Final = "127.0.0.1"
+"""Loopback only: the bridge asks for no key and sends the engine's own, so it must not be open to a network."""
+DEFAULT_PORT: Final = 11434
+_START_SECONDS: Final = 10.0
+_DRAIN_SECONDS: Final = 1
+"""How long an answer that is under way may go on once the server stops."""
+
+
+def url(port: int) -> str:
+    """What clients take as ``OLLAMA_HOST``."""
+    return f"http://{HOST}:{port}"
+
+
+def check_bridge(port: int) -> None:
+    """Refuse, before anything is loaded, a bridge that could not start.
+
+    Raises:
+        MachineError: ``bridge-missing`` without the extra, ``port-in-use``, ``port-unusable``.
+    """
+    try:
+        import starlette  # noqa: F401, PLC0415 -- an extra; only its presence is asked for
+        import uvicorn  # noqa: F401, PLC0415 -- likewise
+    except ImportError as error:
+        raise MachineError(
+            "--ollama-api needs starlette and uvicorn, which are not installed",
+            code="bridge-missing",
+            cause=str(error),
+            hint="pip install 'kimigguf[ollama-bridge]'",
+        ) from error
+    _bind(port).close()
+
+
+@contextmanager
+def held(port: int) -> Iterator[socket.socket]:
+    """The port, taken while the block runs: a load takes long enough for somebody else to come for it.
+
+    Raises:
+        MachineError: ``port-in-use``, ``port-unusable``.
+    """
+    with _bind(port) as taken:
+        yield taken
+
+
+@contextmanager
+def running(taken: socket.socket, upstream: str, key: str | None) -> Iterator[None]:
+    """The bridge to the engine at ``upstream``, answering on ``taken`` while the block runs.
+
+    Raises:
+        ServerError: ``bridge-failed``.
+    """
+    import uvicorn  # noqa: PLC0415 -- an extra
+
+    from kimigguf.ollama.bridge import Bridge  # noqa: PLC0415 -- needs the extra
+
+    config = uvicorn.Config(
+        Bridge(upstream, key).app(),
+        log_config=None,
+        log_level="warning",  # also after an earlier bridge of this process ended, and was silenced for that
+        access_log=False,
+        timeout_graceful_shutdown=_DRAIN_SECONDS,
+    )
+    server = uvicorn.Server(config)
+    # A daemon: if this process dies of something else, nothing waits for clients.
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [taken]}, name="ollama-bridge", daemon=True)
+    thread.start()
+    try:
+        _wait_started(server, thread)
+        yield
+    finally:
+        # Answers that are cut off now are meant to be: not each is worth a traceback on the terminal.
+        logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL + 1)
+        server.should_exit = True
+        thread.join(_DRAIN_SECONDS + 5)
+
+
+def _wait_started(server: "uvicorn.Server", thread: threading.Thread) -> None:
+    give_up = time.monotonic() + _START_SECONDS
+    while not server.started:
+        if not thread.is_alive() or time.monotonic() > give_up:
+            raise ServerError("the bridge for Ollama's clients did not start", code="bridge-failed")
+        time.sleep(0.01)
+
+
+def _bind(port: int) -> socket.socket:
+    made = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    # What was served here a moment ago must not keep the port; one that listens still does.
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        made.bind((HOST, port))
+    except OSError as error:
+        made.close()
+        raise MachineError(
+            f"{HOST}:{port} cannot be had for --ollama-api",
+            code="port-in-use" if error.errno == errno.EADDRINUSE else "port-unusable",
+            cause=f"{error.strerror}; {DEFAULT_PORT} is Ollama's own, if it runs here",
+            hint=f"choose another: kimigguf serve UD-IQ1_M --ollama-api {_another(port)}",
+        ) from error
+    return made
+
+
+def _another(port: int) -> int:
+    """A port to try in place of ``port``, where nothing of ours listens by default."""
+    return DEFAULT_PORT + 1 if port != DEFAULT_PORT + 1 else DEFAULT_PORT + 2
