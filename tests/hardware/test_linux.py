@@ -123,3 +123,18 @@ def test_kernel_switches_are_readable_although_they_refuse_large_reads() -> None
     if not host.exists("/proc/sys/kernel/osrelease"):
         pytest.skip("no /proc/sys here")
     assert host.text("/proc/sys/kernel/osrelease")
+
+
+def test_the_governor_is_read_where_there_is_one_and_unknown_with_its_reason_elsewhere(capture: Loader) -> None:
+    host = capture("vm-v1-no-limit")
+    facts = read_cpu(host)
+    assert facts.cpu is not None
+    assert facts.cpu.governor is None
+    assert "cpu.governor" in [one.what for one in facts.unknown]
+    frequency = host.path("sys/devices/system/cpu/cpu0/cpufreq")
+    frequency.mkdir(parents=True)
+    (frequency / "scaling_governor").write_text("powersave\n")
+    facts = read_cpu(host)
+    assert facts.cpu is not None
+    assert facts.cpu.governor == "powersave"
+    assert "cpu.governor" not in [one.what for one in facts.unknown]
