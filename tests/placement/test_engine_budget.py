@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from llama_cpp_fit import fit, kept_by_plan, stand_in_machine
 from rpc_devices import RpcDevices, rpc_devices
 
 from kimigguf.gguf_file.shards import ShardSet, find_set, read_set
@@ -103,3 +104,32 @@ def test_the_named_machines_stay_within_their_budgets(
 ) -> None:
     folder = skeleton(quant)
     hold(devices, read_set(find_set(folder)), folder, load_machine(name, {}), wanted)
+
+
+@pytest.mark.parametrize(
+    ("quant", "usable_gib", "wanted"),
+    [
+        (IQ1, (96,), Settings()),
+        (IQ1, (24, 24), Settings()),  # not even the trunk fits
+        (IQ2, (252,), Settings(context_tokens=131072)),
+        (Q2, (96, 32), Settings(ubatch_tokens=2048)),
+    ],
+)
+def test_no_placement_keeps_less_on_the_same_devices_than_llama_cpps_own_fit(
+    devices: RpcDevices, skeleton: Callable[[str], Path], quant: str, usable_gib: tuple[int, ...], wanted: Settings
+) -> None:
+    folder = skeleton(quant)
+    files = find_set(folder)
+    shards = read_set(files)
+    spec = ModelSpec.from_shards(shards)
+    theirs = fit(devices, files[0], spec, usable_gib, wanted)
+    described = stand_in_machine(theirs.targets_bytes)
+    plan = plan_for(spec, described, wanted, model=planned_model(shards, folder=str(folder)))
+    assert isinstance(plan, Plan)
+    ours = kept_by_plan(plan, spec)
+    assert ours.ram_bytes_per_token <= theirs.kept.ram_bytes_per_token
+    assert ours.host_trunks <= theirs.kept.host_trunks
+    if ours.host_trunks == 0:
+        assert ours.expert_bytes >= theirs.kept.expert_bytes
+    else:  # experts of layers whose trunk lies in RAM would cost more trunks than they save
+        assert ours.host_trunks < theirs.kept.host_trunks
