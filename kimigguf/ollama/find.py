@@ -25,7 +25,7 @@ def find_source(text: str, environ: Mapping[str, str], models_dir: Path | None =
     if path.exists() or os.sep in text or text.endswith(".gguf"):
         return describe(store.stored_at(path), profile)
     quant = find_quant(profile, text)
-    stored = store.locate(store.models_dir(environ, models_dir), quant)
+    stored = store.locate(store.models_dir(environ, models_dir), quant, repository=profile.repository.id)
     if stored is None:
         return Source(label=quant.name, quant=quant, architecture=profile.architecture, size_bytes=quant.size_bytes)
     return describe(stored, profile)
