@@ -217,7 +217,7 @@ def serve_detached(app: "App", request: "Request") -> int:
 
 def show_settings(show: Show, environ: Mapping[str, str]) -> int:
     """Every setting that a Kimi K3 engine is given by default, with its reason and where that comes from."""
-    from kimigguf.engines.command import setting_values
+    from kimigguf.engines.command import flag_words, setting_values
     from kimigguf.engines.serving import DEFAULT, load_serving
     from kimigguf.memory.settings import Settings
 
@@ -245,7 +245,9 @@ def show_settings(show: Show, environ: Mapping[str, str]) -> int:
     def human(console: "Console") -> None:
         for setting, value in pairs:
             planned = "  (the plan's)" if setting.from_plan else ""
-            console.print(f"{setting.flag} {value}{planned}", style="bold", markup=False)
+            agent = "" if setting.agent is None else f"  ({setting.agent} with --agent)"
+            given = shlex.join(flag_words(setting, value)) or f"not given: {setting.flag}"
+            console.print(f"{given}{planned}{agent}", style="bold", markup=False)
             console.print(f"    {setting.reason} [{setting.source}]", markup=False)
 
     show.answer(data, human)

@@ -7,16 +7,17 @@ every layer, the experts and the head (llama.cpp issue 27872 is what a mixture d
 import json
 import re
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from ipaddress import ip_address
+from itertools import pairwise
 from pathlib import PurePath
 from types import MappingProxyType
 from typing import Final
 
 from kimigguf.engines.engine import EngineKind, FoundEngine
 from kimigguf.engines.offload import Offload, offload
-from kimigguf.engines.serving import ServingProfile, Value, chat_template_arguments
+from kimigguf.engines.serving import ServingProfile, Setting, Value, chat_template_arguments
 from kimigguf.engines.sight import usable_devices
 from kimigguf.errors import MachineError, UsageError
 from kimigguf.memory.settings import Settings
@@ -25,9 +26,24 @@ from kimigguf.units import MIB
 
 LOOPBACK: Final = "127.0.0.1"
 DEFAULT_PORT: Final = 8080
-_NOT_FOR_THE_ENGINE: Final = frozenset({"LLAMA_API_KEY", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "OPENAI_API_KEY"})
-_OVERRIDING_PREFIX: Final = "LLAMA_ARG_"
+NOT_FOR_THE_ENGINE: Final = frozenset({"LLAMA_API_KEY", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "OPENAI_API_KEY"})
+OVERRIDING_PREFIX: Final = "LLAMA_ARG_"
 """Variables by which llama.cpp takes options: one left in the environment would undo part of the plan unseen."""
+VARIABLES: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "--model": "LLAMA_ARG_MODEL",
+        "--host": "LLAMA_ARG_HOST",
+        "--port": "LLAMA_ARG_PORT",
+        "--alias": "LLAMA_ARG_ALIAS",
+        "--api-key-file": "LLAMA_ARG_API_KEY_FILE",
+        "--device": "LLAMA_ARG_DEVICE",
+        "--n-gpu-layers": "LLAMA_ARG_N_GPU_LAYERS",
+        "--tensor-split": "LLAMA_ARG_TENSOR_SPLIT",
+        "--override-tensor": "LLAMA_ARG_OVERRIDE_TENSOR",
+        "--chat-template-kwargs": "LLAMA_ARG_CHAT_TEMPLATE_KWARGS",
+    }
+)
+"""The variables that say what the flags given here say; those of a profile's settings stand beside them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,7 +167,7 @@ def override_argument(words: Offload, names: tuple[str, ...]) -> str:
 def engine_environ(environ: Mapping[str, str]) -> tuple[dict[str, str], tuple[str, ...]]:
     """The environment for an engine: without secrets it has no use for, and without options of its own."""
     dropped = tuple(
-        sorted(name for name in environ if name in _NOT_FOR_THE_ENGINE or name.startswith(_OVERRIDING_PREFIX))
+        sorted(name for name in environ if name in NOT_FOR_THE_ENGINE or name.startswith(OVERRIDING_PREFIX))
     )
     return {name: value for name, value in environ.items() if name not in dropped}, dropped
 
@@ -243,11 +259,23 @@ def _settings_arguments(
     for setting, value in zip(profile.settings, setting_values(profile, settings, agent=agent), strict=True):
         if setting.optional and known_flags is not None and setting.flag not in known_flags:
             left_out.append(f"{setting.name} ({setting.flag})")
-        elif value is True:
-            argv.append(setting.flag)
-        elif value is not False:
-            argv += [setting.flag, str(value)]
+        else:
+            argv += flag_words(setting, value)
     return tuple(argv), tuple(left_out)
+
+
+def flag_words(setting: Setting, value: Value) -> tuple[str, ...]:
+    """A setting as llama-server takes it; nothing for a switch that is off."""
+    if isinstance(value, bool):
+        return (setting.flag,) if value else ()
+    return (setting.flag, str(value))
+
+
+def locks_memory(argv: Sequence[str]) -> bool:
+    """Whether a command line has the engine lock the model in memory, which ``ulimit -l`` must allow."""
+    return any(flag in {"-lm", "--load-mode"} and "mlock" in value for flag, value in pairwise(argv)) or (
+        "--mlock" in argv
+    )
 
 
 def _python_engine(engine: FoundEngine, plan_file: str | None, folder: str | None) -> tuple[str, ...]:

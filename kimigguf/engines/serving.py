@@ -16,6 +16,8 @@ DEFAULT: Final = "kimi-k3"
 class Setting:
     """One setting: llama-server's ``flag``, xllamacpp's ``attribute``, and why it has its value.
 
+    ``variable`` of the environment says the same as the flag; None where llama-server has none.
+
     Exactly one of ``value`` and ``from_plan`` is given. ``agent`` replaces ``value`` for agents. ``optional`` settings
     are left out where the engine does not know the flag.
     """
@@ -30,6 +32,7 @@ class Setting:
     from_plan: str | None = None
     agent: Value | None = None
     optional: bool = False
+    variable: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,6 +20,7 @@ from kimigguf.engines.request import Request
 from kimigguf.engines.watchdog import Restarts
 from kimigguf.hardware.detect import LIMIT_SECONDS, PATIENT_LIMIT_SECONDS, detect
 from kimigguf.hardware.snapshot import Machine
+from kimigguf.memory import server_flags
 
 
 @pytest.fixture(scope="module")
@@ -242,6 +243,16 @@ def test_arguments_for_the_engine_stand_last_and_dangerous_ones_are_refused(
     assert json.loads(capsys.readouterr().out)["command"] == first["command"]
     code, error = refused(capsys, environ, str(tiny), "--dry-run", "--port", port, "--", "-ngl", "99")
     assert (code, error["code"]) == (2, "flag-undoes-plan")
+
+
+def test_explain_shows_flags_as_a_command_line_takes_them(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["serve", "--explain"], App(show=Show(), environ={"PATH": ""})) == 0
+    heads = [line for line in capsys.readouterr().out.splitlines() if line.startswith("--")]
+    bare = {words[0] for line in heads if len(words := line.partition("  (")[0].split()) == 1}
+    valued = {words[0] for line in heads if len(words := line.partition("  (")[0].split()) == 2}
+    assert {"--no-repack", "--metrics", "--no-op-offload"} <= bare <= server_flags.BARE
+    assert {"--ctx-size", "--fit", "--top-k"} <= valued <= server_flags.WITH_VALUE
+    assert "--top-p 0.95  (1.0 with --agent)" in heads
 
 
 def test_explain_gives_every_setting_its_reason_without_a_model(capsys: pytest.CaptureFixture[str]) -> None:
