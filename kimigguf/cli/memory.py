@@ -9,7 +9,7 @@ import click
 from kimigguf.cli.app import App
 from kimigguf.cli.machine_option import chosen_machine, machine_option
 from kimigguf.cli.show import output_options
-from kimigguf.errors import UsageError
+from kimigguf.errors import MachineError, UsageError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -71,19 +71,37 @@ def command(
         raise UsageError("--gpus and --machine both say which GPUs there are", code="two-machines", hint="give one")
     with app.show.progress() as listen:
         target = resolve(app, model, models_dir=models_dir, ask_hub=ask_hub, listen=listen)
-    devices, free = (gpus, ()) if gpus is not None else _devices(app, machine)
+    devices, free, note = (gpus, (), None) if gpus is not None else _devices(app, machine)
     # Unnamed GPUs are counted as the engine's report counts its RPC stand-ins; a machine's own also take over work.
     parsed = parse(flags, target.spec, devices=devices, weights=free, takes_over=gpus is None)
+    parsed = replace(parsed, notes=(*parsed.notes, note)) if note else parsed
     settings = replace(parsed.settings, projector_bytes=_projector_bytes(parsed.projector))
     counted = ledger(target.spec, settings, parsed.layout)
     app.show.answer(_record(target, parsed, counted), lambda console: _draw(console, target, parsed, counted))
 
 
-def _devices(app: App, machine: str | None) -> tuple[int, tuple[int, ...]]:
-    """How many accelerators there are, and the free bytes of each where all are known."""
-    accelerators = chosen_machine(app, machine).accelerators or ()
+def _devices(app: App, machine: str | None) -> tuple[int, tuple[int, ...], str | None]:
+    """How many accelerators there are, the free bytes of each where all are known, and a note on their order."""
+    from dataclasses import replace
+
+    from kimigguf.engines.discover import choose
+    from kimigguf.engines.sight import seen_by
+
+    chosen, note = chosen_machine(app, machine), None
+    if chosen.is_this_one and len(chosen.accelerators or ()) > 1:
+        # Flags name devices by the engine's numbers, and CUDA's are not the driver's.
+        try:
+            seen = seen_by(chosen, choose(app.environ))
+        except MachineError:
+            seen = replace(chosen, accelerators=())
+        if len(seen.accelerators or ()) == len(chosen.accelerators or ()):
+            chosen = seen
+        else:
+            note = "GPUs are in their driver's order: no engine found here sees all of them and tells its own"
+    accelerators = chosen.accelerators or ()
     free = [a.free_bytes if a.free_bytes is not None else a.total_bytes for a in accelerators]
-    return len(accelerators), tuple(size for size in free if size is not None) if None not in free else ()
+    known = tuple(size for size in free if size is not None) if None not in free else ()
+    return len(accelerators), known, note
 
 
 def _projector_bytes(path: str | None) -> int:

@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fakes.engine import mainline, write_engine
+from fakes.machines import two_gpus_here
 
 from kimigguf.cli.app import App, run
 from kimigguf.cli.show import Show
@@ -117,3 +119,25 @@ def test_what_cannot_be_meant_exits_with_2_and_says_why(
 def test_help_shows_a_command_line_to_copy(capsys: pytest.CaptureFixture[str], environ: dict[str, str]) -> None:
     assert memory(environ, "--help") == 0
     assert "kimigguf memory UD-IQ1_S --gpus 2 -- -c 131072" in capsys.readouterr().out
+
+
+def test_unequal_gpus_are_counted_in_the_engines_order_not_the_drivers(
+    capsys: pytest.CaptureFixture[str], environ: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    two_gpus_here(monkeypatch)
+    devices = (
+        "Available devices:\n  CUDA0: NVIDIA RTX PRO 6000 (98304 MiB, 97000 MiB free)\n"
+        "  CUDA1: NVIDIA GeForce RTX 3090 (24576 MiB, 24000 MiB free)\n"
+    )
+    engine = write_engine(tmp_path / "llama-server", version=mainline(11434), devices=devices)
+    line = ("UD-IQ1_S", "--json", "--", "-c", "4096", "-np", "1", "-cmoe", "-fit", "off")
+
+    driver = answer(capsys, environ, *line)
+    seen = answer(capsys, environ | {"KIMIGGUF_LLAMA_SERVER": str(engine)}, *line)
+
+    small, large = (device["model_bytes"] for device in driver["devices"][:2])
+    assert small < large
+    assert any("driver's order" in note for note in driver["notes"])
+    assert [device["model_bytes"] for device in seen["devices"][:2]] != [small, large]
+    assert seen["devices"][0]["model_bytes"] > seen["devices"][1]["model_bytes"]
+    assert not any("driver's order" in note for note in seen["notes"])

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from fakes.engine import mainline, write_engine
 from fakes.hub import serve as serve_hub
+from fakes.machines import two_gpus_here
 
 from kimigguf.catalogue.profiles import load_model
 from kimigguf.cli.app import App, run
 from kimigguf.cli.show import Show
 from kimigguf.engines.engine import EngineKind, FoundEngine
-from kimigguf.hardware.snapshot import DETECTED, THIS_MACHINE, Accelerator, Machine, MemoryKind, Ram
 from kimigguf.placement.place import device_need_bytes
 from kimigguf.placement.plan import Plan
 from kimigguf.placement.plan_file import load_plan
@@ -263,17 +263,6 @@ def test_a_what_if_is_planned_for_a_plain_llama_server(
     assert code == 0
     assert data["command"]["argv"][0] == "llama-server"
     assert data["machine"]["device_bytes"] == [96 * 2**30] * 2
-
-
-def two_gpus_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """This machine has a small GPU first on its bus and a large one behind it."""
-    small = Accelerator(name="NVIDIA GeForce RTX 3090", memory_kind=MemoryKind.DISCRETE, total_bytes=24 * GIB)
-    large = Accelerator(name="NVIDIA RTX PRO 6000", memory_kind=MemoryKind.DISCRETE, total_bytes=96 * GIB)
-    here = Machine(
-        name=THIS_MACHINE, source=DETECTED, ram=Ram(total_bytes=1024 * GIB), accelerators=(small, large), disks=()
-    )
-    assert here.is_this_one
-    monkeypatch.setattr("kimigguf.hardware.detect.detect", lambda **_: here)
 
 
 def test_here_the_shares_go_to_the_gpus_in_the_engines_order_not_the_drivers(
