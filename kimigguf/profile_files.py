@@ -55,6 +55,11 @@ def _folders(environ: Mapping[str, str]) -> list[Path]:
     return [*extra, user_config_path("kimigguf") / "profiles", shipped()]
 
 
+def own_folder(kind: str, environ: Mapping[str, str] = os.environ) -> Path:
+    """Where the user's own profiles of a kind lie, and new ones are written."""
+    return _folders(environ)[0] / kind
+
+
 def names(kind: str, environ: Mapping[str, str] = os.environ) -> tuple[str, ...]:
     """The names of all profiles of a kind (``models``, ``machines``, ``serving``, ...), sorted."""
     return tuple(sorted({path.stem for folder in _folders(environ) for path in (folder / kind).glob("*.toml")}))

@@ -116,10 +116,10 @@ def to_toml(machine: Machine) -> str:
     data = to_data(machine)
     if machine.accelerators is not None:
         data["accelerators"] = [
-            _without_unknown(asdict(card)) | ({"count": count} if count > 1 else {})
+            without_unknown(asdict(card)) | ({"count": count} if count > 1 else {})
             for card, count in _runs(machine.accelerators)
         ]
-    return tomli_w.dumps(_without_unknown(data))
+    return tomli_w.dumps(without_unknown(data))
 
 
 def _runs(cards: tuple[Accelerator, ...]) -> list[tuple[Accelerator, int]]:
@@ -127,13 +127,13 @@ def _runs(cards: tuple[Accelerator, ...]) -> list[tuple[Accelerator, int]]:
     return [(card, len(list(group))) for card, group in groupby(cards)]
 
 
-def _without_unknown(value: Any) -> Any:  # noqa: ANN401 -- walks the JSON form, whose values are of any type
+def without_unknown(value: Any) -> Any:  # noqa: ANN401 -- walks the JSON form, whose values are of any type
     """TOML has no null: what is unknown is not there. Tables that say nothing are left out with it."""
     if isinstance(value, dict):
-        kept = {key: _without_unknown(inner) for key, inner in value.items() if inner is not None}
+        kept = {key: without_unknown(inner) for key, inner in value.items() if inner is not None}
         return {key: inner for key, inner in kept.items() if inner != {} and not (inner == [] and key in _SILENT)}
     if isinstance(value, list | tuple):
-        return [_without_unknown(inner) for inner in value]
+        return [without_unknown(inner) for inner in value]
     return value.value if isinstance(value, StrEnum) else value
 
 
@@ -153,7 +153,7 @@ def save(machine: Machine, path: Path, *, overwrite: bool = False) -> None:
             replace(machine, name=path.stem, source="read by kimigguf inspect") if machine.is_this_one else machine
         )
         temporary.write_text(f"{comment}\n{to_toml(described)}", encoding="utf-8")
-        _give_name(temporary, path, overwrite=overwrite)
+        give_name(temporary, path, overwrite=overwrite)
     except FileExistsError:
         refuse_existing(path)
         raise
@@ -164,7 +164,7 @@ def save(machine: Machine, path: Path, *, overwrite: bool = False) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def _give_name(temporary: Path, path: Path, *, overwrite: bool) -> None:
+def give_name(temporary: Path, path: Path, *, overwrite: bool) -> None:
     """Put a whole file in its place. A hard link takes a name only if it is free, with no gap for another process."""
     if not overwrite:
         try:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from kimigguf.errors import UsageError
+from kimigguf.hardware.fingerprint import Card, Fingerprint, differences, fingerprint
 from kimigguf.hardware.snapshot import Machine
 from kimigguf.memory.layout import HOST
 from kimigguf.placement.budget import Budget, budget
@@ -16,8 +17,6 @@ from kimigguf.placement.plan import Plan, PlannedFile
 from kimigguf.units import memory
 
 _MAX_BYTES: Final = 16 << 20
-_RAM_TOLERANCE: Final = 50
-"""One part in so many: a kernel or firmware update moves MemTotal by less, a module more or less by more."""
 
 
 def plan_record(plan: Plan) -> dict[str, Any]:
@@ -128,21 +127,12 @@ def changes(
 
 
 def _machine_changes(plan: Plan, machine: Machine, have: Budget) -> list[str]:
-    found: list[str] = []
-    then, now = plan.machine.ram_bytes, machine.ram.total_bytes
-    if then is not None and now is not None and abs(then - now) > then // _RAM_TOLERANCE:
-        found.append(f"RAM: {memory(now)} installed, {memory(then)} in the plan")
-    devices = machine.accelerators or ()
-    if len(devices) != len(plan.machine.device_names):
-        found.append(f"accelerators: {len(devices)} now, {len(plan.machine.device_names)} in the plan")
-        return found
     planned = zip(plan.machine.device_names, plan.machine.device_bytes, strict=False)
-    for index, ((name, size), device) in enumerate(zip(planned, devices, strict=False)):
-        if (name, size) != (device.name, device.total_bytes):
-            found.append(
-                f"gpu{index}: {device.name or 'unnamed'} with {memory(device.total_bytes)} now,"
-                f" {name or 'unnamed'} with {memory(size)} in the plan"
-            )
+    then = Fingerprint(
+        ram_bytes=plan.machine.ram_bytes,
+        cards=tuple(Card(name=name, total_bytes=size) for name, size in planned),
+    )
+    found = [*differences(then, fingerprint(machine), told_by="the plan")]
     return found or _too_little(plan, have)
 
 
