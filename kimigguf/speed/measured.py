@@ -1,0 +1,164 @@
+"""Real runs as files: what ``bench`` writes, ``profiles/measured`` ships, and ``recommend`` and ``plan`` show.
+
+One run per TOML file. A key that is not there is unknown. Sizes may be written as "594.0GB". A run that was made
+elsewhere has a ``source`` that is a URL; ``bench`` writes its own name.
+"""
+
+import os
+import re
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from itertools import count
+from pathlib import Path
+from typing import Final
+
+from kimigguf import profile_files
+from kimigguf.errors import MachineError, UsageError
+from kimigguf.hardware.fingerprint import Fingerprint, is_such
+from kimigguf.hardware.machines import give_name, without_unknown
+from kimigguf.speed.samples import Clock, Speed, Warmth
+
+KIND: Final = "measured"
+BENCH: Final = "kimigguf bench"
+_WHAT: Final = "measurement"
+_SIZE_TOLERANCE: Final = 100
+"""One part in so many: an engine's count of its tensors leaves out headers and padding; another quant differs more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredModel:
+    """Which weights. ``size_bytes`` is what the files take, or the engine's own count of its tensors."""
+
+    quant: str | None = None
+    architecture: str | None = None
+    size_bytes: int | None = None
+    parameters: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredSettings:
+    """How it was served. ``placement`` says in words where the weights lay."""
+
+    context_tokens: int | None = None
+    slots: int | None = None
+    ubatch_tokens: int | None = None
+    kv_type: str | None = None
+    placement: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeakMemory:
+    """The most that was in use at one place while it was measured; ``what`` says by whose count."""
+
+    where: str
+    what: str
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """One real run. ``date`` is ISO 8601 in UTC, ``source`` a URL or ``kimigguf bench``, ``engine`` a build."""
+
+    source: str
+    date: str
+    machine: Fingerprint
+    model: MeasuredModel
+    speeds: tuple[Speed, ...]
+    engine: str | None = None
+    clock: Clock | None = None
+    note: str | None = None
+    settings: MeasuredSettings = MeasuredSettings()
+    memory: tuple[PeakMemory, ...] = ()
+
+    @property
+    def was_elsewhere(self) -> bool:
+        """Whether somebody else reported it."""
+        return self.source != BENCH
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Runs:
+    """The runs that could be read, by file, and why others could not."""
+
+    runs: Mapping[str, Run]
+    problems: tuple[str, ...] = ()
+
+
+def load_runs(environ: Mapping[str, str] = os.environ) -> Runs:
+    """Every measurement on this machine, a user's own and the shipped ones. A bad file is told and left out."""
+    runs: dict[str, Run] = {}
+    problems: list[str] = []
+    for name in profile_files.names(KIND, environ):
+        try:
+            path = profile_files.find(KIND, name, environ)
+            runs[str(path)] = profile_files.load(path, Run, what=_WHAT)
+        except UsageError as error:
+            problems.append(f"{error.message}: {error.cause}" if error.cause else error.message)
+    return Runs(runs=runs, problems=tuple(problems))
+
+
+def save(run: Run, environ: Mapping[str, str] = os.environ) -> Path:
+    """Write a run to the user's measurements, whole or not at all, under a name of its own.
+
+    Raises:
+        MachineError: ``cannot-write`` with the system's reason.
+    """
+    import tomli_w  # noqa: PLC0415 -- only when saving
+
+    folder = profile_files.own_folder(KIND, environ)
+    stem = re.sub(r"[^a-z0-9]+", "-", f"{run.model.quant or run.model.architecture or 'model'} {run.date}".lower())
+    text = f"# Written by `{BENCH}`; recommend and plan show it on this machine.\n"
+    text += tomli_w.dumps(without_unknown(asdict(run)))
+    part = folder / f".{stem}.{os.getpid()}.part"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        part.write_text(text, encoding="utf-8")
+        names = (f"{stem.strip('-')}{f'-{number}' if number > 1 else ''}.toml" for number in count(1))
+        while True:
+            path = folder / next(names)
+            with suppress(FileExistsError):
+                give_name(part, path, overwrite=False)
+                return path
+    except OSError as error:
+        hint = "KIMIGGUF_PROFILES may name a folder that you may write"
+        raise MachineError(f"cannot write to {folder}", code="cannot-write", cause=error.strerror, hint=hint) from error
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def matching(runs: Iterable[Run], machine: Fingerprint, quant: str, size_bytes: int) -> tuple[Run, ...]:
+    """The runs of this quant on such a machine, the latest first; those that were made here before reports of others.
+
+    The size is held against the catalogue's as well: a test model may carry a quant's name.
+    """
+    fitting = [
+        run
+        for run in runs
+        if run.model.quant == quant
+        and (run.model.size_bytes is not None or run.was_elsewhere)
+        and (run.model.size_bytes is None or abs(run.model.size_bytes - size_bytes) <= size_bytes // _SIZE_TOLERANCE)
+        and is_such(run.machine, machine)
+        and any(speed.decode_tokens_per_second for speed in run.speeds)
+    ]
+    latest = sorted(fitting, key=lambda run: run.date, reverse=True)
+    return tuple(sorted(latest, key=lambda run: run.was_elsewhere))
+
+
+def in_words(run: Run) -> str:
+    """The speeds of a run in a line: what was generated per second, at which depth, with what, when, told by whom."""
+    rows = [speed for speed in run.speeds if speed.decode_tokens_per_second is not None]
+    figures = ", ".join(_figure(speed, plain=len(rows) == 1) for speed in rows)
+    context = run.settings.context_tokens
+    facts = [f"context {context:,}" if context else "", run.engine or "", run.date[:10]]
+    facts += [run.source] if run.was_elsewhere else []
+    return f"{figures} ({', '.join(fact for fact in facts if fact)})"
+
+
+def _figure(speed: Speed, *, plain: bool) -> str:
+    rate = speed.decode_tokens_per_second
+    if rate is None:
+        raise ValueError("only rows with a rate are told")
+    depth = "" if speed.depth_tokens is None or (plain and not speed.depth_tokens) else f" at {speed.depth_tokens:,}"
+    warmth = "" if speed.warmth is None or plain else f" {Warmth(speed.warmth)}"
+    return f"{rate.median:.{1 if rate.median >= 1 else 2}f} tok/s{depth}{warmth}"
