@@ -9,6 +9,7 @@ import click
 
 from kimigguf.cli.app import App
 from kimigguf.cli.machine_option import chosen_machine, machine_option, machine_words
+from kimigguf.cli.plan_export import check_format, format_option
 from kimigguf.cli.show import output_options
 from kimigguf.errors import ExitCode, MachineError
 
@@ -40,6 +41,11 @@ class Answer:
     replay: str
     comparison: "Comparison | None" = None
 
+    @property
+    def is_here(self) -> bool:
+        """Whether it is about the machine at hand."""
+        return self.machine.is_this_one
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:
@@ -54,6 +60,7 @@ class Refusal:
 
 @click.command("plan", short_help="Show where every byte of a quant would go, and the exact command line.")
 @click.argument("model", metavar="QUANT|PATH")
+@click.argument("extra", metavar="[-- ENGINE ARGUMENTS]", nargs=-1, type=click.UNPROCESSED)
 @machine_option
 @click.option("--context", "context_tokens", type=int, default=32768, show_default=True, help="Tokens, for all slots.")
 @click.option("--slots", type=click.IntRange(1, 256), default=1, show_default=True, help="Conversations at a time.")
@@ -76,11 +83,15 @@ class Refusal:
     help="What will run it.",
 )
 @click.option("--engine-path", type=click.Path(path_type=Path), help="A llama-server, or the folder it lies in.")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address of the server; others need a key.")
+@click.option("--port", default=8080, show_default=True, type=click.IntRange(1, 65535), help="Port in the command.")
+@click.option("--api-key-file", type=click.Path(path_type=Path), help="A file of API keys, named in the command.")
 @click.option("--reserve-ram", metavar="SIZE", help="RAM to leave free besides, such as 16GiB.")
 @click.option("--reserve-vram", metavar="SIZE", help="The same on each GPU.")
 @click.option("--models-dir", type=click.Path(path_type=Path, file_okay=False), help="Where downloaded quants lie.")
 @click.option("--hub", "ask_hub", is_flag=True, help="Read the real headers from the hub (under 10 MB) if need be.")
 @click.option("--verify", is_flag=True, help="Ask the engine's own memory report, too; differ by over 2 %: exit 1.")
+@format_option
 @click.option("--explain", is_flag=True, help="Say in words why this quant, this split and this context.")
 @click.option("-v", "--verbose", is_flag=True, help="Show every row's source and the arithmetic of the budget.")
 @output_options
@@ -89,6 +100,7 @@ def command(
     app: App,
     *,
     model: str,
+    extra: tuple[str, ...],
     machine: str | None,
     context_tokens: int,
     slots: int,
@@ -96,11 +108,15 @@ def command(
     ubatch: int,
     engine_kind: str,
     engine_path: Path | None,
+    host: str,
+    port: int,
+    api_key_file: Path | None,
     reserve_ram: str | None,
     reserve_vram: str | None,
     models_dir: Path | None,
     ask_hub: bool,
     verify: bool,
+    form: str | None,
     explain: bool,
     verbose: bool,
 ) -> int:
@@ -115,8 +131,9 @@ def command(
       kimigguf plan UD-Q2_K_XL --machine epyc-1536g-cpu --context 131072 --explain
       kimigguf download UD-IQ1_M
       kimigguf plan UD-IQ1_M --json > plan.json && kimigguf serve --plan plan.json
+      kimigguf plan UD-IQ1_M --format systemd -- --threads 64
     """  # noqa: D301 -- \b is click's marker for text that must not be wrapped
-    from kimigguf.cli import plan_show
+    from kimigguf.cli import plan_command, plan_export, plan_show
     from kimigguf.cli.plan_target import resolve
     from kimigguf.memory.settings import KvType, Settings
     from kimigguf.placement.budget import budget
@@ -131,20 +148,24 @@ def command(
         ubatch_tokens=ubatch,
         batch_tokens=max(2048, ubatch),
     )
+    if form is not None:
+        check_format(app, form, drawn={"--explain": explain, "--verbose": verbose})
+    wish = plan_command.wished(host, port, api_key_file, extra)
     reserves = [None if text is None else parse_size(text) for text in (reserve_ram, reserve_vram)]
     with app.show.progress() as listen:
         target = resolve(app, model, models_dir=models_dir, ask_hub=ask_hub or verify, listen=listen)
     _check_readable(target)
     this = chosen_machine(app, machine)
-    engine, warnings = _engine(app, kind=engine_kind, engine_path=engine_path, is_here=this.is_this_one)
-    this, unused = _as_seen(this, engine)
+    engine, warnings = plan_command.planned_engine(app, this, kind=engine_kind, engine_path=engine_path, form=form)
+    this, unused = plan_command.as_seen(this, engine)
     warnings = (*warnings, *unused)
     have = budget(this, reserve_ram_bytes=reserves[0], reserve_vram_bytes=reserves[1])
     plan = plan_for(target.spec, this, settings, model=target.model, have=have)
     if isinstance(plan, Shortfall):
         compare = shlex.join(["kimigguf", "recommend", *machine_words()])
-        return _answer_no(app, Refusal(target=target, machine=this, shortfall=plan, warnings=warnings, compare=compare))
-    argv, more = _command(app, plan, engine)
+        refusal = Refusal(target=target, machine=this, shortfall=plan, warnings=warnings, compare=compare)
+        return plan_export.refuse(app, refusal) if form is not None else _answer_no(app, refusal)
+    argv, more = plan_command.planned_command(app, plan, engine, wish)
     comparison = _verify(app, plan, target, engine, argv) if verify else None
     answer = Answer(
         target=target,
@@ -154,12 +175,15 @@ def command(
         engine=engine,
         command=argv,
         warnings=(*warnings, *more),
-        replay=_replay(target, model),
+        replay=plan_command.replay(target, model, extra),
         comparison=comparison,
     )
-    app.show.answer(
-        plan_show.record(answer), lambda console: plan_show.draw(console, answer, explain=explain, verbose=verbose)
-    )
+    if form is not None:
+        plan_export.write(app, answer, wish, form, plan_command.remake(model, extra, form))
+    else:
+        app.show.answer(
+            plan_show.record(answer), lambda console: plan_show.draw(console, answer, explain=explain, verbose=verbose)
+        )
     return ExitCode.ANSWERED_NO if comparison is not None and comparison.agrees is False else ExitCode.DONE
 
 
@@ -180,87 +204,6 @@ def _answer_no(app: App, refusal: Refusal) -> int:
 
     app.show.answer(plan_show.refusal_record(refusal), lambda console: plan_show.draw_refusal(console, refusal))
     return ExitCode.ANSWERED_NO
-
-
-def _engine(app: App, *, kind: str, engine_path: Path | None, is_here: bool) -> "tuple[FoundEngine, tuple[str, ...]]":
-    """The engine to write the command line for; a plain llama-server for another machine, or where there is none."""
-    from kimigguf.engines.discover import choose
-    from kimigguf.engines.engine import EngineKind, FoundEngine
-
-    plain = FoundEngine(
-        kind=EngineKind.LLAMA_SERVER, path="llama-server", version=None, build=None, supports_k3=None, backends=None
-    )
-    if not is_here and engine_path is None:
-        return plain, ()
-    try:
-        return choose(app.environ, kind=kind, engine_path=engine_path), ()
-    except MachineError as error:
-        if engine_path is not None or kind != "auto":
-            raise
-        return plain, (f"{error.message}: {error.hint}",)
-
-
-def _as_seen(machine: "Machine", engine: "FoundEngine") -> "tuple[Machine, tuple[str, ...]]":
-    """This machine with the accelerators that the engine has, in its order, and what is left unused, in sentences.
-
-    A replay plans on the same; a described machine has another engine than the one here, so it stays as it is.
-    """
-    from kimigguf.engines.sight import seen_by, undescribed, unseen
-
-    if not machine.is_this_one:
-        return machine, ()
-    told = (unseen(machine, engine), undescribed(machine, engine))
-    return seen_by(machine, engine), tuple(sentence for sentence in told if sentence is not None)
-
-
-def _command(app: App, plan: "Plan", engine: "FoundEngine") -> "tuple[Command | None, tuple[str, ...]]":
-    """The command line, or None with the reason why this engine cannot be told this plan."""
-    from dataclasses import replace
-
-    from kimigguf.engines.command import command
-    from kimigguf.engines.serving import load_serving
-    from kimigguf.placement.plan import PlannedFile
-
-    warnings: tuple[str, ...] = ()
-    if not plan.model.files:
-        # The number of shards is the hub's to say, and changes with a re-upload.
-        stand_in = PlannedFile(name=f"FIRST_SHARD_OF_{plan.model.quant}.gguf", size_bytes=0)
-        plan = replace(plan, model=replace(plan.model, files=(stand_in,)))
-    if not plan.model.folder:
-        absent = (
-            f"the files are not on this machine yet, and {plan.model.files[0].name} in the command has no folder;"
-            f" kimigguf download {plan.model.quant} brings the files, and a plan made after that names them"
-        )
-        warnings = (absent,)
-    try:
-        profile = load_serving(plan.model.architecture, app.environ)
-        return command(plan, engine, profile=profile, plan_file="plan.json"), warnings
-    except MachineError as error:
-        return None, (*warnings, f"{error.message} ({error.cause}): {error.hint}")
-
-
-def _replay(target: "Target", model: str) -> str:
-    """The commands that bring the files, write this very plan and serve it, with the options that were given."""
-    ctx = click.get_current_context()
-
-    def given(*names: str) -> list[str]:
-        words: list[str] = []
-        for option in ctx.command.params:
-            by_user = ctx.get_parameter_source(option.name or "") is click.core.ParameterSource.COMMANDLINE
-            if option.name in names and by_user:
-                value = ctx.params[option.name]
-                words += [option.opts[-1]] if value is True else [option.opts[-1], str(value)]
-        return words
-
-    engine = ("engine_kind", "engine_path")
-    wanted = ("context_tokens", "slots", "kv_type", "ubatch", "reserve_ram", "reserve_vram")
-    steps = [
-        f"{shlex.join(['kimigguf', 'plan', model, *given(*wanted, *engine, 'models_dir'), '--json'])} > plan.json",
-        shlex.join(["kimigguf", "serve", "--plan", "plan.json", *given(*engine)]),
-    ]
-    if not target.model.folder:
-        steps.insert(0, shlex.join(["kimigguf", "download", model, *given("models_dir")]))
-    return " && ".join(steps)
 
 
 def _verify(app: App, plan: "Plan", target: "Target", engine: "FoundEngine", argv: "Command | None") -> "Comparison":
