@@ -12,7 +12,7 @@ from kimigguf import __version__
 from kimigguf.probe.calls import Arm, Call, Fault, Reply
 from kimigguf.probe.client import Endpoint
 from kimigguf.probe.intervals import Verdict
-from kimigguf.probe.report import WORDS, arm_rows, percent, sentence, trigger_sentence
+from kimigguf.probe.report import METHOD, WORDS, arm_rows, percent, sentence, trigger_sentence
 from kimigguf.probe.score import ItemResult, Metric, Scores
 from kimigguf.probe.suites import Item, Suite
 
@@ -38,7 +38,6 @@ def page(
 ) -> str:
     """The whole page. Everything that comes from an endpoint or a suite is escaped."""
     template = Template(files("kimigguf.probe").joinpath("page.html").read_text(encoding="utf-8"))
-    level = next((metric.difference.level for metric in scores.metrics if metric.difference), None)
     return template.substitute(
         title=escape(f"Is {candidate.model} still {reference.model}?"),
         sides=escape(f"{candidate.model} at {candidate.url}, judged by {reference.model} at {reference.url}"),
@@ -46,7 +45,7 @@ def page(
         verdict_class=_CLASSES[scores.verdict],
         metrics=_metrics(scores),
         forest=_forest(scores),
-        level="" if level is None else f"Bars are {percent(level)} intervals: 95 % for all metrics together.",
+        method=escape(METHOD.capitalize()),
         triggers=escape(trigger_sentence(scores) or ""),
         parity=escape(f"Prompt tokens, candidate against reference: {scores.parity.sentence}"),
         categories=_categories(scores.results),

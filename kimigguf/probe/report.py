@@ -29,6 +29,12 @@ _COLOURS = {
 }
 
 
+METHOD = (
+    "differences are candidate less reference, with 95 % intervals; worse and better are decided with "
+    "Holm's correction for the number of metrics"
+)
+
+
 def record(scores: Scores, candidate: Endpoint, reference: Endpoint) -> dict[str, Any]:
     """The answer as JSON."""
     return {
@@ -117,12 +123,8 @@ def draw(console: "Console", scores: Scores, candidate: Endpoint, reference: End
     if (decisions := trigger_sentence(scores)) is not None:
         console.print(decisions, markup=False)
     console.print(f"prompt tokens, candidate against reference: {scores.parity.sentence}", markup=False)
-    level = next((metric.difference.level for metric in scores.metrics if metric.difference), None)
-    if level is not None:
-        family = "95 % for all metrics together"
-        console.print(
-            f"differences are candidate less reference, with {percent(level)} intervals ({family})", markup=False
-        )
+    if any(metric.difference for metric in scores.metrics):
+        console.print(METHOD, markup=False)
     console.print(Text.assemble(("verdict: ", "bold"), (WORDS[scores.verdict], _COLOURS[scores.verdict])))
 
 

@@ -1,20 +1,20 @@
 """From calls to a report. Pure: the same calls always make the same report.
 
-Three things are compared, each per item, averaged over its repeats and then over the variants of its template, so that
-what is alike counts once: whether the answer is right, whether it is what the reference answers, and whether there is
-an answer at all. Each is set against what the reference shows against itself.
+Three things are compared, each per item and averaged over its repeats: whether the answer is right, whether it is what
+the reference answers, and whether there is an answer at all. Each is set against what the reference shows against
+itself. Variants of one template are one cluster: what is alike is no independent sample.
 """
 
 import math
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from kimigguf.probe.calls import Arm, Call, Fault, FaultKind, Reply, Shape
 from kimigguf.probe.checkers import call_valid, calls_right, right, said
-from kimigguf.probe.intervals import FAMILY_ERROR, Interval, Verdict, interval, judge
+from kimigguf.probe.intervals import Interval, Verdict, holm, interval, judge
 from kimigguf.probe.parity import Parity, prompt_parity
 from kimigguf.probe.suites import Item, Suite, ToolCalls
 from kimigguf.probe.triggers import Triggers, triggers
@@ -58,7 +58,8 @@ class ArmSummary:
 class Metric:
     """One comparison. ``noise`` is the reference's own difference from itself, on the same items.
 
-    ``difference`` is candidate less reference; ``more_needed`` how many more items would settle an open verdict.
+    ``difference`` is candidate less reference, ``adjusted_p`` its p-value corrected over all metrics of the report,
+    ``more_needed`` how many more items would settle an open verdict.
     """
 
     name: str
@@ -67,6 +68,7 @@ class Metric:
     noise: float | None
     items: int
     difference: Interval | None
+    adjusted_p: float | None
     verdict: Verdict
     more_needed: int | None
 
@@ -120,7 +122,6 @@ def score(suite: Suite, calls: Iterable[Call], *, tolerance: float) -> Scores:
     measures = {"same answer as the reference": _same_pair, "answered at all": _any_pair}
     if any(item.check is not None for item in suite.items):
         measures = {"right answers": _right_pair, **measures}
-    level = 1 - FAMILY_ERROR / len(measures)
     return Scores(
         suite=suite.name,
         suite_sha256=suite.sha256,
@@ -128,7 +129,7 @@ def score(suite: Suite, calls: Iterable[Call], *, tolerance: float) -> Scores:
         repeats=max((call.repeat for call in calls), default=-1) + 1,
         tolerance=tolerance,
         arms=tuple(_summary(arm, suite, [call for call in calls if call.arm is arm]) for arm in Arm),
-        metrics=tuple(_metric(name, pair, rounds, tolerance, level) for name, pair in measures.items()),
+        metrics=_judged({name: _compared(measure, rounds) for name, measure in measures.items()}, tolerance),
         parity=prompt_parity(calls),
         triggers=triggers(suite, calls, Arm.CANDIDATE),
         triggers_noise=triggers(suite, calls, Arm.REFERENCE_AGAIN),
@@ -204,42 +205,62 @@ def _any_pair(one: Round) -> _Pair | None:
     return _Pair(candidate=candidate, reference=(reference + again) / 2, noise=again - reference)
 
 
-def _metric(
-    name: str,
-    measure: Callable[[Round], _Pair | None],
-    rounds: Sequence[tuple[int, Round]],
-    tolerance: float,
-    level: float,
-) -> Metric:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Compared:
+    """One measure over all rounds: its means over items, and the candidate's difference from the reference."""
+
+    candidate: float | None
+    reference: float | None
+    noise: float | None
+    items: int
+    difference: Interval | None
+
+
+def _compared(measure: Callable[[Round], _Pair | None], rounds: Sequence[tuple[int, Round]]) -> _Compared:
     pairs: dict[str, list[_Pair]] = defaultdict(list)
-    clusters: dict[str, set[str]] = defaultdict(set)
+    clusters: dict[str, dict[str, None]] = defaultdict(dict)
     for _, one in rounds:
         pair = measure(one)
         if pair is not None:
             pairs[one.item.id].append(pair)
-            clusters[one.item.template or one.item.id].add(one.item.id)
+            clusters[one.item.template or one.item.id][one.item.id] = None
 
-    def mean(item: str, value: Callable[[_Pair], float]) -> float:
-        return statistics.fmean(value(pair) for pair in pairs[item])
+    def per_item(value: Callable[[_Pair], float]) -> dict[str, float]:
+        return {item: statistics.fmean(map(value, found)) for item, found in pairs.items()}
 
-    def over_clusters(value: Callable[[_Pair], float]) -> list[float]:
-        return [statistics.fmean(mean(item, value) for item in sorted(items)) for items in clusters.values()]
-
-    found = interval(over_clusters(lambda pair: pair.candidate - pair.reference), level=level)
-    verdict, more = judge(found, tolerance)
-    return Metric(
-        name=name,
-        candidate=_mean(over_clusters(lambda pair: pair.candidate)),
-        reference=_mean(over_clusters(lambda pair: pair.reference)),
-        noise=_mean([abs(value) for value in over_clusters(lambda pair: pair.noise)]),
+    differences = per_item(lambda pair: pair.candidate - pair.reference)
+    return _Compared(
+        candidate=_mean(per_item(lambda pair: pair.candidate).values()),
+        reference=_mean(per_item(lambda pair: pair.reference).values()),
+        noise=_mean([abs(value) for value in per_item(lambda pair: pair.noise).values()]),
         items=len(pairs),
-        difference=found,
-        verdict=verdict if pairs else Verdict.UNKNOWN,
-        more_needed=more,
+        difference=interval([[differences[item] for item in items] for items in clusters.values()]),
     )
 
 
-def _mean(values: Sequence[float]) -> float | None:
+def _judged(compared: Mapping[str, _Compared], tolerance: float) -> tuple[Metric, ...]:
+    tested = {name: one.difference.p_value for name, one in compared.items() if one.difference is not None}
+    adjusted = dict(zip(tested, holm(tuple(tested.values())), strict=True))
+    metrics = []
+    for name, one in compared.items():
+        verdict, more = judge(one.difference, adjusted.get(name), tolerance)
+        metrics.append(
+            Metric(
+                name=name,
+                candidate=one.candidate,
+                reference=one.reference,
+                noise=one.noise,
+                items=one.items,
+                difference=one.difference,
+                adjusted_p=adjusted.get(name),
+                verdict=verdict if one.items else Verdict.UNKNOWN,
+                more_needed=more,
+            )
+        )
+    return tuple(metrics)
+
+
+def _mean(values: Collection[float]) -> float | None:
     return statistics.fmean(values) if values else None
 
 
