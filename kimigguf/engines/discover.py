@@ -115,21 +115,25 @@ def discover(
 
     ``closely`` False: native engines are not started to have them say what they were compiled for.
     """
-    places: list[tuple[Path, str, bool]] = []
-    if engine_path is not None:
-        places.append((Path(engine_path).expanduser(), "--engine-path", True))
-    if variable := environ.get(ENVIRONMENT_VARIABLE):
-        places.append((Path(variable).expanduser(), ENVIRONMENT_VARIABLE, True))
-    search = environ.get("PATH", "")
-    on_path = (shutil.which(name, path=search) for name in ("llama-server", "llama"))
-    places += [(Path(path), "PATH", False) for path in on_path if path]
     engines = []
-    for place, chosen_by, explicit in places:
+    for place, chosen_by, explicit in places(environ, engine_path):
         engine = _probe_binary(_binary_in(place), environ, chosen_by=chosen_by, explicit=explicit, closely=closely)
         # A `llama` that does not print a llama.cpp version is some other program of that name.
         if engine.version is not None or explicit or engine.kind is EngineKind.LLAMA_SERVER:
             engines.append(engine)
     return (*engines, *_python_engines(environ))
+
+
+def places(environ: Mapping[str, str], engine_path: str | Path | None = None) -> list[tuple[Path, str, bool]]:
+    """Where native engines are looked for: a program or its folder, what pointed there, and whether the user did."""
+    found: list[tuple[Path, str, bool]] = []
+    if engine_path is not None:
+        found.append((Path(engine_path).expanduser(), "--engine-path", True))
+    if variable := environ.get(ENVIRONMENT_VARIABLE):
+        found.append((Path(variable).expanduser(), ENVIRONMENT_VARIABLE, True))
+    search = environ.get("PATH", "")
+    on_path = (shutil.which(name, path=search) for name in ("llama-server", "llama"))
+    return found + [(Path(path), "PATH", False) for path in on_path if path]
 
 
 def known_flags(engine: FoundEngine, environ: Mapping[str, str]) -> frozenset[str] | None:

@@ -88,11 +88,16 @@ def report_tool(engine: FoundEngine) -> tuple[str, ...] | None:
         return None
     if engine.kind is EngineKind.LLAMA:
         return (engine.path, "fit-params")
-    path = Path(engine.path)
-    for folder in (path.parent, path.resolve().parent):
-        tool = folder / f"llama-fit-params{path.suffix if path.suffix == '.exe' else ''}"
+    tool = beside(Path(engine.path), "llama-fit-params")
+    return (str(tool),) if tool else None
+
+
+def beside(program: Path, name: str) -> Path | None:
+    """Another program of the same llama.cpp, in the folder of this one or of what it links to; None if not there."""
+    for folder in (program.parent, program.resolve().parent):
+        tool = folder / f"{name}{program.suffix if program.suffix == '.exe' else ''}"
         if tool.is_file():
-            return (str(tool),)
+            return tool
     return None
 
 

@@ -117,6 +117,8 @@ class HeaderReader:
     def __init__(self, name: str = "the file", *, size_bytes: int | None = None) -> None:
         self.data = bytearray()
         """All bytes that were fed."""
+        self.keys: dict[str, tuple[int, int]] = {}
+        """Where in the data the entry of each key lies: its name, type and value."""
         self._name = name
         self._size_bytes = size_bytes
         self._at = 0
@@ -178,6 +180,7 @@ class HeaderReader:
             if key in metadata:
                 self._bad(f"the key {key} is there twice", at=start)
             metadata[key] = yield from self._value(key)
+            self.keys[key] = start, self._at
         alignment = self._alignment(metadata)
         table_at = self._at
         tensors: list[TensorInfo] = []
