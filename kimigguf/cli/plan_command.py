@@ -50,7 +50,7 @@ def wished(host: str, port: int, api_key_file: Path | None, extra: tuple[str, ..
         raise UsageError(
             f"serving on {host} lets others on the network in, and there is no API key",
             code="key-needed",
-            hint="make one: (umask 077; head -c 32 /dev/urandom | base64 > k3.key); then --api-key-file k3.key",
+            hint="(umask 077; head -c 32 /dev/urandom | base64 > k3.key) and add --api-key-file k3.key",
         )
     return wish
 
