@@ -20,19 +20,21 @@ def command(app: App, name: str | None) -> int:
       kimigguf restart
     """  # noqa: D301 -- \b is click's marker for text that must not be wrapped
     from kimigguf.engines.background import start_detached
-    from kimigguf.engines.registry import entries, stop
+    from kimigguf.engines.registry import entries, restarting, stop
     from kimigguf.engines.session import servers_folder, state_folder
 
     folder = servers_folder(app.environ)
-    entry = chosen_server(app, name)
-    app.show.note(f"stopping {entry.name}")
-    stop(entry)
-    entries(folder)  # clears what is left of its registration
-    logs = state_folder(app.environ) / "logs"
-    with app.show.progress() as listen:
-        answer = start_detached(
-            entry.arguments, app.environ, folder=logs, name=entry.name, listen=listen, working_folder=entry.folder
-        )
+    name = chosen_server(app, name).name
+    with restarting(folder, name):
+        entry = chosen_server(app, name)  # as it is now that nobody else starts or restarts it
+        app.show.note(f"stopping {name}")
+        stop(entry)
+        entries(folder)  # clears what is left of its registration
+        logs = state_folder(app.environ) / "logs"
+        with app.show.progress() as listen:
+            answer = start_detached(
+                entry.arguments, app.environ, folder=logs, name=name, listen=listen, working_folder=entry.folder
+            )
     ready = answer["state"] == "ready"
     words = f"ready: {answer['base_url']}" if ready else f"it does not fit any more: {answer['reason']}"
     app.show.answer(answer, lambda console: console.print(words, markup=False))

@@ -1,6 +1,7 @@
 """``kimigguf status``: the servers that run here, and how they are."""
 
 import time
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -21,8 +22,9 @@ if TYPE_CHECKING:
 @output_options
 @click.pass_obj
 def command(app: App, name: str | None) -> int:
-    """Show every server of yours on this machine: state, memory planned and now, slots, tokens.
+    """Show every server of yours on this machine: state, memory planned and now, what grew, slots, requests, tokens.
 
+    Requests and tokens are counted from when it was ready, so without the self-test's.
     Exit code 0 if all are ready, 1 if one is not or none runs.
 
     \b
@@ -44,7 +46,8 @@ def _record(entry: "Entry") -> dict[str, Any]:
     from pathlib import Path
 
     from kimigguf.engines.keys import read_keys
-    from kimigguf.engines.registry import life_of, observe
+    from kimigguf.engines.observe import observe
+    from kimigguf.engines.registry import life_of
     from kimigguf.errors import UsageError
 
     try:
@@ -67,20 +70,60 @@ def _record(entry: "Entry") -> dict[str, Any]:
 
 
 def _draw(console: "Console", records: list[dict[str, Any]]) -> None:
-    from kimigguf.units import duration, memory
+    from kimigguf.engines.registry import TO_START
 
     if not records:
-        console.print("no server is running; start one with: kimigguf serve UD-IQ1_M --detach", markup=False)
+        console.print(f"no server is running; {TO_START}", markup=False)
     for record in records:
-        unknown = "unknown"
-        slots = f"{record['slots_busy']} of {record['slots']}" if record["slots"] is not None else unknown
-        tokens = record["generated_tokens"]
-        for line in (
-            f"{record['name']}: {record['state']}, {record['url']}, up {duration(record['uptime_seconds'])}",
-            f"  model      {record['model']}" + (f" ({record['quant']})" if record["quant"] else ""),
-            f"  memory     {memory(record['planned_bytes'])} planned, {memory(record['resident_bytes'])} resident now",
-            f"  slots      {slots} busy",
-            f"  generated  {unknown if tokens is None else f'{tokens:,} tokens'}",
-            f"  log        {record['log']}",
-        ):
+        for line in _lines(record):
             console.print(line, markup=False, soft_wrap=True)
+
+
+def _lines(record: dict[str, Any]) -> Iterator[str]:
+    from kimigguf.units import duration, memory
+
+    def count(name: str, words: str) -> str:
+        value = record[name]
+        return f"{'unknown' if value is None else f'{value:,}'} {words}"
+
+    yield f"{record['name']}: {record['state']}, {record['url']}, up {duration(record['uptime_seconds'])}"
+    yield f"  model      {record['model']}" + (f" ({record['quant']})" if record["quant"] else "")
+    yield f"  memory     {memory(record['planned_bytes'])} planned, {memory(record['resident_bytes'])} resident now"
+    yield from (f"             {line}" for line in _host_lines(record["host_memory"]))
+    pressure = record["memory_pressure"]
+    words = {"failed": "runs short: ", "unknown": "unknown: "}.get(pressure["state"], "")
+    yield f"  pressure   {words}{pressure['evidence']}"
+    if pressure["state"] == "failed":
+        yield f"             try: {pressure['hint']}"
+    busy = "unknown" if record["slots"] is None else f"{record['slots_busy']} of {record['slots']}"
+    yield f"  slots      {busy} busy"
+    waiting = f", {record['requests_waiting']:,} waiting" if record["requests_waiting"] else ""
+    yield f"  requests   {count('requests', 'begun')}, {count('requests_finished', 'finished')}{waiting}"
+    yield f"  tokens     {count('prompt_tokens', 'of prompts')}, {count('generated_tokens', 'generated')}"
+    yield f"  log        {record['log']}"
+
+
+def _host_lines(host: dict[str, Any]) -> Iterator[str]:
+    """What of the process's memory is its own, how much that has grown since it was ready, and by what."""
+    from kimigguf.units import memory
+
+    def added(size: int | None) -> str:
+        return "unknown" if size is None else f"{'+' if size >= 0 else ''}{memory(size)}"
+
+    if host["anonymous_bytes"] is not None:
+        swapped = f", {memory(host['swapped_bytes'])} swapped out" if host["swapped_bytes"] else ""
+        yield f"{memory(host['anonymous_bytes'])} its own, {memory(host['file_bytes'])} of mapped files{swapped}"
+    growth = host["growth"]
+    if growth["total_bytes"] is not None:
+        yield (
+            f"since it was ready {added(growth['total_bytes'])}: "
+            f"context checkpoints {added(growth['checkpoint_bytes'])}, "
+            f"prompt cache {added(growth['prompt_cache_bytes'])}, unexplained {added(growth['unexplained_bytes'])}"
+        )
+    held = [
+        f"{what} {memory(host[f'{name}_bytes'])} of {memory(host[f'{name}_planned_bytes'])} planned"
+        for what, name in (("context checkpoints", "checkpoint"), ("prompt cache", "prompt_cache"))
+        if host[f"{name}_bytes"] is not None
+    ]
+    if held:
+        yield f"of it now {', '.join(held)}"

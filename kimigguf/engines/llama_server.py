@@ -16,10 +16,12 @@ from typing import Final, NoReturn, Self
 from kimigguf.engines.command import Command
 from kimigguf.engines.diagnose import EngineDiedError, server_error
 from kimigguf.engines.oom import explain, read_kills
+from kimigguf.engines.pressure import PressureWatch
 from kimigguf.engines.progress import Activity, advanced, read_activity
 from kimigguf.engines.supervise import Child, State
 from kimigguf.errors import MachineError, ServerError, UsageError
 from kimigguf.events import Advance, Listener, Notice, Step, ignore
+from kimigguf.hardware.pressure import read_pressure
 from kimigguf.units import duration
 
 STALL_SECONDS: Final = 300.0
@@ -30,6 +32,8 @@ _STRANGER_SECONDS: Final = 30.0
 _HEALTH_EVERY_SECONDS: Final = 2.0
 _HEALTH_SECONDS: Final = 10.0
 _SILENT_TIMES: Final = 3
+_PRESSURE_EVERY_SECONDS: Final = 10.0
+"""The kernel's shortest window of stalls."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,11 +134,22 @@ def get(
 class Server:
     """An engine that was started to serve. The one owner of its process and of its state."""
 
-    def __init__(self, child: Child, address: Address, alias: str, total_bytes: int, key: str | None) -> None:
+    def __init__(
+        self,
+        child: Child,
+        address: Address,
+        *,
+        alias: str,
+        total_bytes: int,
+        key: str | None,
+        streamed_bytes: int = 0,
+    ) -> None:
         self._child = child
         self._total_bytes = total_bytes
         self._key = key
         self._kills = read_kills()
+        self._pressure = PressureWatch(streamed_bytes=streamed_bytes)
+        self._pressure_at = 0.0
         self._ready_at: float | None = None
         self.address = address
         self.alias = alias
@@ -150,14 +165,18 @@ class Server:
         log: Path,
         total_bytes: int,
         key: str | None = None,
+        streamed_bytes: int = 0,
     ) -> Self:
         """Start the engine; it is not ready yet. ``key`` is one of the API keys that it was given.
+
+        ``streamed_bytes`` of its weights are meant to be read from disk again and again.
 
         Raises:
             MachineError: ``port-in-use`` before anything is started, ``engine-unusable``, ``log-unwritable``.
         """
         require_free(address)
-        return cls(Child.start(command.argv, command.environ, log), address, alias, total_bytes, key)
+        child = Child.start(command.argv, command.environ, log)
+        return cls(child, address, alias=alias, total_bytes=total_bytes, key=key, streamed_bytes=streamed_bytes)
 
     @property
     def log(self) -> Path:
@@ -196,6 +215,8 @@ class Server:
                 self.state = State.LOADING
                 self._refuse_stranger(answer[0], began)
             watch.look(read_activity(self._child.pid, self._child.log), self._child.log_tail)
+            if sentence := self._pressed():
+                listen(Notice(text=sentence))
             self._child.wait(_POLL_SECONDS)
 
     def _is_ours(self) -> bool:
@@ -219,25 +240,41 @@ class Server:
             )
 
     def wait(self, listen: Listener = ignore) -> NoReturn:
-        """Wait, as long as it serves, for its end. One that lives and no longer answers is named, once each time.
+        """Wait, as long as it serves, for its end. What is wrong meanwhile is told once each time, also to its log.
 
-        A busy server still answers /health, so silence there is a hang and not work.
+        That is a server that lives and no longer answers - a busy one still answers /health, so silence there is a
+        hang and not work - and memory that runs short.
 
         Raises:
             EngineDiedError: With the reason from its log.
         """
+
+        def say(text: str) -> None:
+            self._child.note(text)
+            listen(Notice(text=text))
+
         silent = 0
         while True:
             if self._child.wait(_HEALTH_EVERY_SECONDS) is not None:
                 self.raise_if_dead("serving")
+            if sentence := self._pressed():
+                say(sentence)
             if get(self.address, "/health", seconds=_HEALTH_SECONDS) is not None:
                 if silent >= _SILENT_TIMES:
-                    listen(Notice(text="the server answers again"))
+                    say("the server answers again")
                 silent = 0
                 continue
             silent += 1
             if silent == _SILENT_TIMES and self._child.exit() is None:
-                listen(Notice(text=f"the server lives (process {self.pid}) and does not answer /health: it hangs"))
+                say(f"the server lives (process {self.pid}) and does not answer /health: it hangs")
+
+    def _pressed(self) -> str | None:
+        """What is new about the memory around it; asked for no more often than the kernel has news."""
+        now = time.monotonic()
+        if now - self._pressure_at < _PRESSURE_EVERY_SECONDS:
+            return None
+        self._pressure_at = now
+        return self._pressure.look(read_pressure(self.pid), now)
 
     def raise_if_dead(self, doing: str) -> None:
         """Say so if the engine has ended.

@@ -7,20 +7,22 @@ import json
 import os
 import re
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import psutil
 
+from kimigguf.engines.footprint import Baseline
 from kimigguf.engines.llama_server import Address, get
 from kimigguf.errors import MachineError, UsageError
 
 _SCHEMA: Final = "kimigguf.server/1"
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+TO_START: Final = "kimigguf list shows what is here to be served, kimigguf recommend what this machine can hold"
 _RESERVE_SECONDS: Final = 1.0
 """A name may be held for a moment by what only looks whether it is free, and by a process that is just ending."""
 _SAME_SECONDS: Final = 2.0
@@ -70,6 +72,8 @@ class Entry:
     started_at: str
     planned_bytes: int
     api_key_file: str | None = None
+    ready: Baseline | None = None
+    """How it stood when it was ready; None before."""
     schema: str = _SCHEMA
 
     @property
@@ -123,9 +127,30 @@ def entries(folder: Path) -> tuple[Entry, ...]:
         entry = _read(path)
         if entry is not None and entry.engine.process() is not None:
             found.append(entry)
-        elif entry is None or entry.supervisor.process() is None:
-            path.unlink(missing_ok=True)
+        elif _is_over(entry):
+            _clear(path)
     return tuple(found)
+
+
+def _is_over(entry: Entry | None) -> bool:
+    """Whether a file says nothing of a living server: it is none, or all of its processes have ended."""
+    return entry is None or (entry.engine.process() is None and entry.supervisor.process() is None)
+
+
+def _clear(path: Path) -> None:
+    """Remove a file that is over. It is read once more under the lock: a server may have been entered there since."""
+    with suppress(OSError), _writing(path.parent):
+        if _is_over(_read(path)):
+            path.unlink(missing_ok=True)
+
+
+@contextmanager
+def _writing(folder: Path) -> Iterator[None]:
+    """Be the only one who writes or removes an entry; held for the moment of a file operation, never longer."""
+    from filelock import FileLock  # noqa: PLC0415 -- kept out of `kimigguf --help`
+
+    with FileLock(folder / ".entries.lock", mode=0o600):
+        yield
 
 
 def find(folder: Path, name: str | None) -> Entry:
@@ -138,10 +163,11 @@ def find(folder: Path, name: str | None) -> Entry:
     if name is not None:
         if entry := next((entry for entry in running if entry.name == name), None):
             return entry
-        known = ", ".join(entry.name for entry in running) or "none"
-        raise UsageError(f"no server is called {name!r}", code="no-server", hint=f"running: {known}")
+        known = ", ".join(entry.name for entry in running)
+        hint = f"running: {known}" if known else "none is running; kimigguf list shows what could be served"
+        raise UsageError(f"no server is called {name!r}", code="no-server", hint=hint)
     if not running:
-        raise UsageError("no server is running", code="no-server", hint="start one: kimigguf serve UD-IQ1_M --detach")
+        raise UsageError("no server is running", code="no-server", hint=TO_START)
     if len(running) > 1:
         raise UsageError(
             f"{len(running)} servers are running",
@@ -176,10 +202,27 @@ def reserved(folder: Path, name: str, *, to_start: bool = False) -> Iterator[Non
         UsageError: ``name-in-use``.
         MachineError: ``state-unwritable``.
     """
+    require_new(folder, name)
+    with _locked(folder, name, "starting" if to_start else "lock"):
+        require_new(folder, name)  # one that became ready while the lock was waited for
+        yield
+
+
+def restarting(folder: Path, name: str) -> AbstractContextManager[None]:
+    """Have the right to start a server of that name for oneself, as ``reserved`` to start gives it, while it runs.
+
+    Raises:
+        UsageError: ``name-in-use``.
+        MachineError: ``state-unwritable``.
+    """
+    return _locked(folder, name, "starting")
+
+
+@contextmanager
+def _locked(folder: Path, name: str, purpose: str) -> Iterator[None]:
     from filelock import FileLock, Timeout  # noqa: PLC0415 -- kept out of `kimigguf --help`
 
-    require_new(folder, name)
-    lock = FileLock(folder / f"{name}.{'starting' if to_start else 'lock'}", timeout=_RESERVE_SECONDS, mode=0o600)
+    lock = FileLock(folder / f"{name}.{purpose}", timeout=_RESERVE_SECONDS, mode=0o600)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock.acquire()
@@ -192,26 +235,44 @@ def reserved(folder: Path, name: str, *, to_start: bool = False) -> Iterator[Non
     except OSError as error:
         raise MachineError(f"cannot write to {folder}", code="state-unwritable", cause=error.strerror) from error
     try:
-        require_new(folder, name)  # one that became ready while the lock was waited for
         yield
     finally:
         lock.release()
 
 
+class Registration:
+    """A server's place in the registry, while its supervisor holds it."""
+
+    def __init__(self, path: Path, entry: Entry) -> None:
+        self._path = path
+        self.entry = entry
+
+    def write(self, entry: Entry) -> None:
+        """Have ``entry`` there from now on."""
+        part = self._path.with_suffix(f".{os.getpid()}.part")
+        part.touch(mode=0o600)
+        part.write_text(json.dumps(asdict(entry), indent=1) + "\n", encoding="utf-8")
+        with _writing(self._path.parent):
+            part.replace(self._path)
+        self.entry = entry
+
+    def remove(self) -> None:
+        """Take it out; an entry that is another's by then stays."""
+        with _writing(self._path.parent):
+            if _read(self._path) in {None, self.entry}:
+                self._path.unlink(missing_ok=True)
+
+
 @contextmanager
-def entered(folder: Path, entry: Entry) -> Iterator[None]:
+def entered(folder: Path, entry: Entry) -> Iterator[Registration]:
     """Have the server in the registry while the block runs; an entry that is another's by then stays."""
-    path = folder / f"{entry.name}.json"
     folder.mkdir(parents=True, exist_ok=True)
-    part = path.with_suffix(f".{os.getpid()}.part")
-    part.touch(mode=0o600)
-    part.write_text(json.dumps(asdict(entry), indent=1) + "\n", encoding="utf-8")
-    part.replace(path)
+    registration = Registration(folder / f"{entry.name}.json", entry)
+    registration.write(entry)
     try:
-        yield
+        yield registration
     finally:
-        if _read(path) in {None, entry}:
-            path.unlink(missing_ok=True)
+        registration.remove()
 
 
 def _read(path: Path) -> Entry | None:
@@ -260,46 +321,3 @@ def _kill_group(engine: ProcessId) -> None:
         return  # the id is another's by now
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(engine.pid, signal.SIGKILL)
-
-
-def metrics(text: str) -> Mapping[str, float]:
-    """The numbers of a Prometheus page by name, without ``llamacpp:``."""
-    found: dict[str, float] = {}
-    for line in text.splitlines():
-        name, _, value = line.rpartition(" ")
-        if name and not line.startswith("#"):
-            with suppress(ValueError):
-                found[name.partition(":")[2] or name] = float(value)
-    return found
-
-
-def observe(entry: Entry, key: str | None) -> dict[str, Any]:
-    """What the server and its process say of themselves now; None for each thing that they do not."""
-    engine = entry.engine.process()
-    memory = None
-    if engine is not None:
-        with suppress(psutil.Error):
-            memory = engine.memory_info().rss
-    page = get(entry.address, "/metrics", key=key, seconds=2.0)
-    numbers = metrics(page[1].decode(errors="replace")) if page and page[0] == 200 else {}  # noqa: PLR2004 -- HTTP
-    slots = get(entry.address, "/slots", key=key, seconds=2.0)
-    busy = total = None
-    with suppress(ValueError, TypeError, AttributeError):
-        listed = json.loads(slots[1]) if slots and slots[0] == 200 else None  # noqa: PLR2004 -- HTTP
-        if isinstance(listed, list):
-            total, busy = len(listed), sum(bool(slot.get("is_processing")) for slot in listed)
-    return {
-        "resident_bytes": memory,
-        "planned_bytes": entry.planned_bytes,
-        "slots": total,
-        "slots_busy": busy,
-        "prompt_tokens": _whole(numbers.get("prompt_tokens_total")),
-        "generated_tokens": _whole(numbers.get("tokens_predicted_total")),
-        "prompt_tokens_per_second": numbers.get("prompt_tokens_seconds"),
-        "generated_tokens_per_second": numbers.get("predicted_tokens_seconds"),
-        "requests_waiting": _whole(numbers.get("requests_deferred")),
-    }
-
-
-def _whole(value: float | None) -> int | None:
-    return None if value is None else round(value)

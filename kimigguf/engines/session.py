@@ -6,7 +6,7 @@ starts.
 
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
@@ -21,6 +21,7 @@ from kimigguf.engines.evidence import Check, State
 from kimigguf.engines.keys import new_key, read_keys
 from kimigguf.engines.llama_server import Address, Server, require_free
 from kimigguf.engines.loaded import compare_loaded
+from kimigguf.engines.observe import baseline
 from kimigguf.engines.passthrough import check_extra
 from kimigguf.engines.prefault import prefault
 from kimigguf.engines.preflight import preflight
@@ -86,6 +87,7 @@ class Session:
         self.load_seconds = 0.0
         self.memory = Comparison(reason="not loaded yet")
         self.selftest: Result | None = None
+        self.registration: registry.Registration | None = None
 
     def wait_ready(self, listen: Listener) -> None:
         """Wait until it answers, then hold it to its plan and, unless asked not to, to what a server must do.
@@ -96,8 +98,14 @@ class Session:
         self.load_seconds = self.server.wait_ready(listen, stall_seconds=self.prepared.request.stall_timeout)
         plan, engine = self.prepared.plan, self.prepared.engine
         self.memory = compare_loaded(plan, self.server.log_text(), device_names(plan, engine))
-        if self.prepared.request.no_selftest:
-            return
+        if not self.prepared.request.no_selftest:
+            self._test(plan, listen)
+        if self.registration is not None:
+            server = self.server
+            stands = baseline(server.address, self.prepared.key, pid=server.pid, log=server.log)
+            self.registration.write(replace(self.registration.entry, ready=stands))
+
+    def _test(self, plan: Plan, listen: Listener) -> None:
         settings = plan.settings
         self.selftest = selftest(
             poster(self.server.address.url, self.prepared.key),
@@ -210,12 +218,14 @@ def servers_folder(environ: Mapping[str, str]) -> Path:
     return state_folder(environ) / "servers"
 
 
-def registered(session: Session, environ: Mapping[str, str]) -> AbstractContextManager[None]:
+@contextmanager
+def registered(session: Session, environ: Mapping[str, str]) -> Iterator[None]:
     """Have a started server in the registry while the block runs, so that ``status`` and ``stop`` find it."""
     prepared, server = session.prepared, session.server
     supervisor, engine = registry.ProcessId.of(os.getpid()), registry.ProcessId.of(server.pid)
     if supervisor is None or engine is None:  # the engine has died already; whoever waits for it will say so
-        return nullcontext()
+        yield
+        return
     request = prepared.request
     entry = registry.Entry(
         name=prepared.name,
@@ -233,7 +243,8 @@ def registered(session: Session, environ: Mapping[str, str]) -> AbstractContextM
         planned_bytes=sum(row.size_bytes or 0 for row in prepared.plan.ledger.rows),
         api_key_file=str(request.api_key_file.absolute()) if request.api_key_file else None,
     )
-    return registry.entered(servers_folder(environ), entry)
+    with registry.entered(servers_folder(environ), entry) as session.registration:
+        yield
 
 
 def read_ahead(prepared: Prepared, listen: Listener) -> None:
@@ -262,6 +273,7 @@ def start(prepared: Prepared) -> Session:
         log=fresh_log(prepared.log_folder, f"serve-{prepared.address.port}"),
         total_bytes=sum(file.size_bytes for file in prepared.plan.model.files),
         key=prepared.key,
+        streamed_bytes=prepared.plan.streamed_bytes,
     )
     return Session(server, prepared)
 

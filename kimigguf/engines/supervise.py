@@ -46,7 +46,7 @@ class Child:
         """
         try:
             log.parent.mkdir(parents=True, exist_ok=True)
-            output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+            output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise MachineError(f"cannot write the log {log}", code="log-unwritable", cause=error.strerror) from error
         try:
@@ -99,6 +99,11 @@ class Child:
                 return file.read(_HEAD_BYTES).decode(errors="replace")
         except OSError:
             return ""
+
+    def note(self, text: str) -> None:
+        """Add a line of our own to its log, marked as such. A log that cannot be written is no reason to fail."""
+        with suppress(OSError), self.log.open("a", encoding="utf-8") as file:
+            file.write(f"kimigguf {time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())}: {text}\n")
 
     def stop(self, grace_seconds: float = GRACE_SECONDS) -> Exit:
         """SIGTERM to the group, a grace period, then SIGKILL to whatever is left of it, grandchildren included."""

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from fakes.processes import free_port, is_running, until
 
+from kimigguf.engines import registry
+from kimigguf.engines.footprint import Baseline, Held
 from kimigguf.engines.registry import (
     Entry,
     Life,
@@ -20,9 +22,9 @@ from kimigguf.engines.registry import (
     entries,
     find,
     life_of,
-    metrics,
     require_new,
     reserved,
+    restarting,
     stop,
 )
 from kimigguf.errors import UsageError
@@ -84,7 +86,7 @@ def test_files_of_servers_that_are_gone_are_cleared(tmp_path: Path) -> None:
     gone = ended()
     with entered(tmp_path, entry(supervisor=gone, engine=gone)):
         assert entries(tmp_path) == ()
-        assert list(tmp_path.iterdir()) == []
+        assert list(tmp_path.glob("[!.]*")) == []
 
 
 @pytest.mark.parametrize("content", ["", "{}", "no json", json.dumps({"schema": "kimigguf.server/9"})])
@@ -191,9 +193,57 @@ def test_a_name_that_would_leave_the_folder_is_refused(name: str) -> None:
         check_name(name)
 
 
-def test_prometheus_numbers_are_read_by_name() -> None:
-    page = (
-        "# HELP llamacpp:prompt_tokens_total Number of prompt tokens\n# TYPE llamacpp:prompt_tokens_total counter\n"
-        "llamacpp:prompt_tokens_total 345\nllamacpp:predicted_tokens_seconds 5.25\nbroken\n"
-    )
-    assert metrics(page) == {"prompt_tokens_total": 345.0, "predicted_tokens_seconds": 5.25}
+def test_an_entry_made_while_a_dead_one_is_cleared_away_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``restart`` writes the new server's file under the old one's name at the moment when ``status`` clears it."""
+    path, new = tmp_path / "twin.json", entry("twin")
+    path.write_text(json.dumps(asdict(entry("twin", supervisor=ended(), engine=ended()))))
+    read = registry._read
+
+    def late(asked: Path) -> Entry | None:
+        found = read(asked)
+        monkeypatch.setattr(registry, "_read", read)
+        path.write_text(json.dumps(asdict(new)))  # after it was read and before it is removed
+        return found
+
+    monkeypatch.setattr(registry, "_read", late)
+    assert entries(tmp_path) == ()
+    assert entries(tmp_path) == (new,)
+
+
+def test_an_entry_that_vanishes_between_listing_and_reading_does_no_harm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, new = tmp_path / "twin.json", entry("twin")
+    path.touch()
+    read = registry._read
+
+    def vanishing(asked: Path) -> Entry | None:
+        path.unlink()
+        monkeypatch.setattr(registry, "_read", read)
+        found = read(asked)
+        path.write_text(json.dumps(asdict(new)))
+        return found
+
+    monkeypatch.setattr(registry, "_read", vanishing)
+    assert entries(tmp_path) == ()
+    assert entries(tmp_path) == (new,)
+
+
+def test_what_is_learned_when_a_server_is_ready_is_kept_with_it(tmp_path: Path) -> None:
+    stands = Baseline(resident=None, held=Held(requests=4), generated_tokens=120)
+    mine = entry()
+    with entered(tmp_path, mine) as registration:
+        registration.write(replace(mine, ready=stands))
+        assert entries(tmp_path)[0].ready == stands
+    assert entries(tmp_path) == ()
+
+
+def test_two_cannot_restart_one_server_at_the_same_time(tmp_path: Path) -> None:
+    with restarting(tmp_path, "twin"):
+        with pytest.raises(UsageError) as caught, restarting(tmp_path, "twin"):
+            pytest.fail("two have the right")
+        assert caught.value.code == "name-in-use"
+        with pytest.raises(UsageError), reserved(tmp_path, "twin", to_start=True):
+            pytest.fail("serve --detach starts what restart is starting")
+        with reserved(tmp_path, "twin"):  # the process that is started takes the name itself
+            pass
