@@ -115,7 +115,7 @@ def _check_address(candidate: str, reference: str) -> None:
     Raises:
         UsageError: ``bad-url``.
     """
-    from kimigguf.engines.conversation import base_url
+    from kimigguf.engines.endpoint import base_url
 
     try:
         base_url(candidate)

@@ -14,9 +14,9 @@ from fakes.openai_server import Script, answering
 from fakes.processes import free_port
 
 from kimigguf.cli.app import App, run
-from kimigguf.cli.chat import printable
 from kimigguf.cli.show import Show
-from kimigguf.engines.conversation import base_url, mapped
+from kimigguf.engines.endpoint import base_url, mapped
+from kimigguf.engines.printable import printable
 from kimigguf.engines.registry import Entry, ProcessId, entered
 from kimigguf.errors import NetworkError, UsageError
 from kimigguf.probe.client import base_url as probe_url
@@ -49,18 +49,25 @@ def test_the_answer_is_on_stdout_and_the_thinking_is_not(capsys: pytest.CaptureF
 def test_reasoning_and_tool_calls_go_back_in_the_next_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without them a K3 conversation gets worse turn by turn, with no error to see."""
     deltas: list[dict[str, Any]] = [{"reasoning_content": "Look up."}, {"content": "I look."}, *CALL]
-    lines(monkeypatch, "Where is blue?\nAnd now?\n")
+    lines(monkeypatch, "Where is blue?\nabove\n/decline\n")
     with answering(Script(deltas=deltas, finish="tool_calls")) as server:
         assert chat("--url", server.url) == 0
-    first, second = server.asked
-    assert [message["role"] for message in first["messages"]] == ["user"]
-    assert second["messages"][1] == {
+    first, second, third = server.asked
+    said = {
         "role": "assistant",
         "content": "I look.",
         "reasoning_content": "Look up.",
         "tool_calls": [{"id": "c1", "type": "function", "function": {"name": "look", "arguments": '{"at":"sky"}'}}],
     }
-    assert second["messages"][2] == {"role": "user", "content": "And now?"}
+    assert [message["role"] for message in first["messages"]] == ["user"]
+    assert second["messages"][1:] == [
+        said,
+        {"role": "tool", "tool_call_id": "c1", "name": "look", "content": "above"},
+    ]
+    assert third["messages"][3:] == [
+        said,
+        {"role": "tool", "tool_call_id": "c1", "name": "look", "content": "The user declined this call."},
+    ]
 
 
 def test_retry_asks_the_same_again_without_the_first_answer(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,7 +83,8 @@ def test_the_talk_can_be_saved_whole(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     with answering(Script(deltas=[{"reasoning_content": "Hm."}, {"content": "Hi."}])) as server:
         assert chat("--url", server.url) == 0
     saved = json.loads((tmp_path / "talk.json").read_text())
-    assert saved[1]["reasoning_content"] == "Hm."
+    assert saved["schema"] == "kimigguf.talk/1"
+    assert saved["messages"][1]["reasoning_content"] == "Hm."
 
 
 def test_the_effort_is_sent_in_both_spellings_and_checked(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -248,7 +256,7 @@ def test_the_key_comes_from_a_file_that_others_cannot_read(tmp_path: Path) -> No
         keys.chmod(0o600)
         assert chat("--url", server.url, "--api-key-file", str(keys), "Hello") == 0
         assert chat("--url", server.url, "Hello", environ={"KIMIGGUF_API_KEY": "secret-2"}) == 0
-    assert server.keys == ["Bearer secret-1", "Bearer secret-2"]
+    assert list(dict.fromkeys(server.keys)) == ["Bearer secret-1", "Bearer secret-2"]
 
 
 def test_without_an_address_the_server_that_runs_here_is_asked_with_its_key(tmp_path: Path) -> None:
@@ -271,7 +279,7 @@ def test_without_an_address_the_server_that_runs_here_is_asked_with_its_key(tmp_
 def test_somebody_elses_key_is_not_sent_around() -> None:
     with answering(Script(deltas=[{"content": "Hi."}])) as server:
         chat("--url", server.url, "Hello", environ={"OPENAI_API_KEY": "sk-mine"})
-    assert server.keys == ["Bearer none"]
+    assert set(server.keys) == {"Bearer none"}
 
 
 def test_a_model_cannot_command_the_terminal() -> None:

@@ -1,0 +1,251 @@
+"""The conversation loop of ``kimigguf chat``: reads a line, does what it means, shows the answer."""
+
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kimigguf.cli import chat_commands
+from kimigguf.cli.app import App
+from kimigguf.cli.chat_commands import Command, Name, Say, Unknown
+from kimigguf.cli.chat_prompt import Pressed, Reader, answering
+from kimigguf.cli.chat_remarks import call_lines, figures, warnings
+from kimigguf.cli.chat_view import view
+from kimigguf.cli.show import Mode
+from kimigguf.engines.endpoint import Limits
+from kimigguf.engines.printable import printable
+from kimigguf.engines.talk import Talk, beginning, open_calls, save_talk, saved, with_result, without_last_answer
+from kimigguf.engines.turn import Turn
+from kimigguf.errors import KimiggufError, UsageError
+
+if TYPE_CHECKING:
+    from kimigguf.engines.conversation import Conversation, Watch
+
+
+class Chat:
+    """A conversation and how it is shown; ``template_arguments`` turns a thinking effort into what is sent."""
+
+    def __init__(
+        self,
+        app: App,
+        conversation: "Conversation",
+        *,
+        limits: Limits,
+        plain: bool,
+        template_arguments: Callable[[str | None], Mapping[str, str]],
+        effort: str | None = None,
+        resumed: Path | None = None,
+    ) -> None:
+        self._app = app
+        self._conversation = conversation
+        self._limits = limits
+        self._plain = plain
+        self._template_arguments = template_arguments
+        self._effort = effort
+        self._begin = beginning(conversation.talk)
+        self._file = resumed
+        self._thinking = ""
+        self._interactive = False
+        self._stopped = False
+        """Whether Ctrl-C was the last key: another one ends."""
+
+    def once(self, text: str) -> None:
+        """Ask one question; Ctrl-C ends the program."""
+        if not text.strip():
+            raise UsageError("there is nothing to ask", code="no-prompt", hint='kimigguf chat "Hello"')
+        turn = self._shown(lambda watch: self._conversation.say(text, watch))
+        if turn.cut:
+            raise KeyboardInterrupt
+
+    def loop(self, read: Reader, *, interactive: bool) -> None:
+        """Talk until the end of input, ``/quit``, or Ctrl-C twice.
+
+        Raises:
+            NetworkError, ServerError, UsageError: An answer failed, and nobody sits there who could go on.
+        """
+        self._interactive = interactive
+        while True:
+            try:
+                line = read(self._prompt() if interactive else "")
+            except EOFError:
+                return
+            except Pressed:
+                if self._stopped:
+                    return
+                self._stopped = True
+                self._note("Ctrl-C again, Ctrl-D or /quit ends")
+                continue
+            self._stopped = False
+            match chat_commands.meaning(line):
+                case Command(name=Name.QUIT):
+                    return
+                case Command() as command:
+                    self._guarded(lambda command=command: self._obey(command))  # type: ignore[misc]  # bound now, on purpose
+                case Unknown() as unknown:
+                    meant = f"did you mean {unknown.nearest}?" if unknown.nearest else "/help lists them"
+                    self._note(f"there is no command {unknown.word}; {meant}")
+                case Say(text=text):
+                    self._guarded(lambda text=text: self._said(text))  # type: ignore[misc]  # bound now, on purpose
+                case None:
+                    pass
+
+    def _prompt(self) -> str:
+        calls = open_calls(self._conversation.talk)
+        return f"result of {printable(calls[0]['function']['name'])}> " if calls else "> "
+
+    def _guarded(self, act: Callable[[], None]) -> None:
+        """Do it; at a terminal a failure is told, and the talk goes on."""
+        try:
+            act()
+        except KimiggufError as error:
+            if not self._interactive:
+                raise
+            self._app.show.error(error)
+
+    def _said(self, text: str) -> None:
+        if open_calls(self._conversation.talk):
+            self._result(text)
+        else:
+            self._turn(lambda watch: self._conversation.say(text, watch))
+
+    def _result(self, text: str | None) -> None:
+        """Give a tool call its result; after the last one the assistant goes on."""
+        conversation = self._conversation
+        conversation.talk = with_result(conversation.talk, text)
+        if conversation.talk.waits_for_an_answer:
+            self._turn(conversation.go_on)
+        else:
+            self._tell_open_call()
+
+    def _obey(self, command: Command) -> None:
+        match command.name:
+            case Name.RETRY:
+                self._retry()
+            case Name.NEW:
+                self._conversation.talk, self._conversation.failed = self._begin, None
+                self._file = None
+                self._note("everything is forgotten")
+            case Name.EFFORT:
+                self._set_effort(command.rest)
+            case Name.THINK:
+                self._think()
+            case Name.SAVE:
+                self._save(command.rest)
+            case Name.DECLINE if open_calls(self._conversation.talk):
+                self._result(None)
+            case Name.DECLINE:
+                self._note("there is no tool call to decline")
+            case _:
+                for line in chat_commands.help_lines():
+                    self._note(line)
+
+    def _retry(self) -> None:
+        conversation = self._conversation
+        if (question := conversation.failed) is not None:
+            self._turn(lambda watch: conversation.say(question, watch))
+        elif conversation.talk.waits_for_an_answer:
+            self._turn(conversation.go_on)
+        elif (shorter := without_last_answer(conversation.talk)) is None:
+            self._note("nothing was asked yet")
+        else:
+            before, conversation.talk = conversation.talk, shorter
+            try:
+                turn = self._turn(conversation.go_on)
+            except BaseException:
+                conversation.talk = before
+                raise
+            if turn.is_empty:
+                conversation.talk = before
+
+    def _set_effort(self, level: str) -> None:
+        if level:
+            self._conversation.template_arguments = dict(self._template_arguments(level))
+            self._effort = level
+        self._note(f"effort: {self._effort or 'as the server has it'}")
+
+    def _think(self) -> None:
+        if self._thinking:
+            self._app.show.err.print(printable(self._thinking).strip(), style="dim", markup=False, soft_wrap=True)
+        else:
+            self._note("there was no thinking yet")
+
+    def _save(self, name: str) -> None:
+        path = Path(name).expanduser() if name else self._file
+        if path is None:
+            raise UsageError("/save needs the name of a file", code="no-file", hint="/save talk.json")
+        conversation = self._conversation
+        talk = saved(conversation.talk, model=conversation.model, effort=self._effort, tools=conversation.tools)
+        # What this talk was read from or saved to is its own.
+        save_talk(talk, path, overwrite=self._file is not None and path.absolute() == self._file.absolute())
+        self._file = path
+        self._note(f"saved to {path}; it goes on with: kimigguf chat --resume {path}")
+
+    def _turn(self, answer: "Callable[[Watch], Turn]") -> Turn:
+        """One answer within the loop."""
+        if not self._interactive:
+            turn = self._shown(answer)
+            if turn.cut:
+                raise KeyboardInterrupt
+            return turn
+        with answering() as stops:
+            turn = self._shown(answer)
+        if turn.cut and not stops.pressed:  # another signal: whoever sent it wants an end
+            raise KeyboardInterrupt
+        if turn.cut:
+            self._stopped = True
+            kept = "this turn is forgotten" if turn.is_empty else "what came is kept"
+            self._note(f"(stopped; {kept}; /retry asks again, Ctrl-C ends)")
+        return turn
+
+    def _shown(self, answer: "Callable[[Watch], Turn]") -> Turn:
+        """Show an answer as it comes, then what is to be said about it."""
+        show = self._app.show
+        with view(show, plain=self._plain, hint=" (/think shows it)" if self._interactive else "") as shown:
+            turn = answer(shown.watch)
+        self._thinking = turn.thinking or self._thinking
+        if show.mode is Mode.JSON:
+            if not turn.cut:
+                show.answer(_record(turn), lambda _console: None)
+            return turn
+        for call in turn.message.get("tool_calls", ()):
+            for line in call_lines(call):
+                show.note(line)
+        for warning in warnings(turn, self._limits, max_tokens=self._conversation.max_tokens):
+            show.note(f"warning: {warning}")
+        if (said := figures(turn, self._limits)) is not None:
+            self._note(said)
+        self._tell_open_call()
+        return turn
+
+    def _tell_open_call(self) -> None:
+        calls = open_calls(self._conversation.talk)
+        if calls and self._interactive:
+            more = f" ({len(calls)} calls are open)" if len(calls) > 1 else ""
+            self._note(f"type what {printable(calls[0]['function']['name'])} returns, or /decline{more}")
+
+    def _note(self, text: str) -> None:
+        """One dim line on stderr, unless quiet."""
+        if self._app.show.mode is not Mode.QUIET:
+            self._app.show.err.print(text, style="dim", markup=False, soft_wrap=True)
+
+
+def _record(turn: Turn) -> dict[str, Any]:
+    return {
+        "schema": "kimigguf.chat/1",
+        "message": turn.message,
+        "finish_reason": turn.finish_reason,
+        "usage": turn.usage or None,
+        "timings": turn.timings or None,
+    }
+
+
+def begin(conversation_url: str, talk: Talk, limits: Limits) -> str:
+    """The line that a talk begins with."""
+    room = f", context {limits.context_tokens:,} tokens" if limits.context_tokens else ""
+    took = f", {talk.questions} question{'' if talk.questions == 1 else 's'} taken up" if talk.questions else ""
+    return f"talking to {conversation_url}{room}{took}; /help lists the commands, Ctrl-D ends"
+
+
+def at_terminal() -> bool:
+    """Whether a person types."""
+    return sys.stdin.isatty()
