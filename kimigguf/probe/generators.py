@@ -10,37 +10,15 @@ from itertools import pairwise
 from typing import Final, TypeAlias
 
 from kimigguf.errors import UsageError
+from kimigguf.probe.basics import BASICS
 from kimigguf.probe.suites import Checker, Exact, Item, JsonSchema, Number, Regex
+from kimigguf.probe.words import ALONE, DAYS, NAMES, TOWNS, WORDS
 
 Made: TypeAlias = tuple[str, Checker]
 """A prompt and how its answer is checked."""
 Template: TypeAlias = Callable[[random.Random], Made]
 
 _MOST_ATTEMPTS: Final = 20_000
-_ALONE: Final = "Answer with the number alone."
-_NAMES: Final = (
-    "Abel",
-    "Bea",
-    "Carl",
-    "Dora",
-    "Eli",
-    "Fay",
-    "Gus",
-    "Hana",
-    "Ivo",
-    "June",
-    "Kofi",
-    "Lena",
-    "Milo",
-    "Nora",
-)
-_WORDS: Final = (
-    "lantern", "copper", "orchard", "velvet", "harbour", "granite", "meadow", "thistle", "saddle", "pebble", "timber",
-    "falcon", "marble", "ribbon", "canyon", "walnut", "anchor", "candle", "bramble", "mirror", "kettle", "glacier",
-    "feather", "compass", "barley", "quarry", "hammer", "spindle", "juniper", "beacon",
-)  # fmt: skip
-_TOWNS: Final = ("Torva", "Lund", "Mirel", "Askel", "Pendry", "Quill", "Sarn", "Vesper", "Wold", "Yarrow")
-_DAYS: Final = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
 
 
 def make(template: str, count: int, seed: int) -> tuple[Item, ...]:
@@ -70,24 +48,24 @@ def make(template: str, count: int, seed: int) -> tuple[Item, ...]:
 
 def _product(chance: random.Random) -> Made:
     a, b = chance.randint(123, 989), chance.randint(12, 98)
-    return f"What is {a} * {b}? {_ALONE}", Number(value=a * b)
+    return f"What is {a} * {b}? {ALONE}", Number(value=a * b)
 
 
 def _chain(chance: random.Random) -> Made:
     a, b, c, d = chance.randint(300, 999), chance.randint(100, 299), chance.randint(3, 9), chance.randint(11, 99)
-    return f"Compute ({a} - {b}) * {c} + {d}. {_ALONE}", Number(value=(a - b) * c + d)
+    return f"Compute ({a} - {b}) * {c} + {d}. {ALONE}", Number(value=(a - b) * c + d)
 
 
 def _remainder(chance: random.Random) -> Made:
     a, b = chance.randint(10_000, 99_999), chance.choice((7, 9, 11, 13, 17, 19))
-    return f"What is the remainder when {a:,} is divided by {b}? {_ALONE}", Number(value=a % b)
+    return f"What is the remainder when {a:,} is divided by {b}? {ALONE}", Number(value=a % b)
 
 
 def _percent(chance: random.Random) -> Made:
     price, down, up = 20 * chance.randint(5, 45), 5 * chance.randint(1, 6), 10 * chance.randint(1, 4)
     value = price * (100 - down) * (100 + up) / 10_000
     text = f"A tool that cost {price} euros gets {down} % cheaper, then the new price rises by {up} %."
-    return f"{text} What does it cost now, in euros? {_ALONE}", Number(value=value, tolerance=0.006)
+    return f"{text} What does it cost now, in euros? {ALONE}", Number(value=value, tolerance=0.006)
 
 
 def _base(chance: random.Random) -> Made:
@@ -99,19 +77,19 @@ def _base(chance: random.Random) -> Made:
 
 def _weekday(chance: random.Random) -> Made:
     first, day = chance.randrange(7), chance.randint(9, 30)
-    text = f"If the 1st of a month is a {_DAYS[first]}, what weekday is day {day} of that month?"
-    return f"{text} Answer with the weekday alone.", Exact(value=_DAYS[(first + day - 1) % 7])
+    text = f"If the 1st of a month is a {DAYS[first]}, what weekday is day {day} of that month?"
+    return f"{text} Answer with the weekday alone.", Exact(value=DAYS[(first + day - 1) % 7])
 
 
 def _days_between(chance: random.Random) -> Made:
     start = date(2021, 1, 1) + timedelta(days=chance.randrange(1000))
     span = chance.randint(20, 140)
-    return f"How many days are there from {start} to {start + timedelta(days=span)}? {_ALONE}", Number(value=span)
+    return f"How many days are there from {start} to {start + timedelta(days=span)}? {ALONE}", Number(value=span)
 
 
 def _order(chance: random.Random) -> Made:
     """A line of people, told by who stands directly before whom, in mixed order: one answer follows."""
-    line = chance.sample(_NAMES, 6)
+    line = chance.sample(NAMES, 6)
     facts = [f"{before} is directly before {after}." for before, after in pairwise(line)]
     chance.shuffle(facts)
     place = chance.randint(1, 6)
@@ -123,9 +101,9 @@ def _order(chance: random.Random) -> Made:
 def _ages(chance: random.Random) -> Made:
     young, factor = chance.randint(2, 9), chance.choice((3, 4, 5))
     later = young * (factor - 2)
-    one, two = chance.sample(_NAMES, 2)
+    one, two = chance.sample(NAMES, 2)
     text = f"{one} is {factor} times as old as {two}. In {later} years {one} will be twice as old as {two} is then."
-    return f"{text} How old is {two} now? {_ALONE}", Number(value=young)
+    return f"{text} How old is {two} now? {ALONE}", Number(value=young)
 
 
 def _sequence(chance: random.Random) -> Made:
@@ -134,34 +112,34 @@ def _sequence(chance: random.Random) -> Made:
     for step in range(6):
         values.append(values[-1] + first + step * grows)
     shown = ", ".join(map(str, values[:-1]))
-    return f"The differences of this sequence grow evenly: {shown}. What comes next? {_ALONE}", Number(value=values[-1])
+    return f"The differences of this sequence grow evenly: {shown}. What comes next? {ALONE}", Number(value=values[-1])
 
 
 def _letters(chance: random.Random) -> Made:
-    words = " ".join(chance.sample(_WORDS, 3))
+    words = " ".join(chance.sample(WORDS, 3))
     letter = chance.choice([letter for letter in "aeilrt" if letter in words])
-    return f"How many times does the letter {letter} occur in '{words}'? {_ALONE}", Number(value=words.count(letter))
+    return f"How many times does the letter {letter} occur in '{words}'? {ALONE}", Number(value=words.count(letter))
 
 
 def _backwards(chance: random.Random) -> Made:
-    word = chance.choice(_WORDS)
+    word = chance.choice(WORDS)
     return f"Write the word '{word}' backwards. Answer with the word alone.", Exact(value=word[::-1])
 
 
 def _sorted(chance: random.Random) -> Made:
-    words = chance.sample(_WORDS, 6)
+    words = chance.sample(WORDS, 6)
     text = f"Sort these words alphabetically and write them separated by commas and nothing else: {', '.join(words)}"
     return text, Regex(pattern=r"(?i)^\W*" + r",\s*".join(sorted(words)) + r"\W*$")
 
 
 def _acronym(chance: random.Random) -> Made:
-    words = chance.sample(_WORDS, 5)
+    words = chance.sample(WORDS, 5)
     text = f"Take the third letter of each word and write them as one word in capitals: {' '.join(words)}."
     return f"{text} Answer with that word alone.", Exact(value="".join(word[2] for word in words).upper())
 
 
 def _record(chance: random.Random) -> Made:
-    name, town, age = chance.choice(_NAMES), chance.choice(_TOWNS), chance.randint(19, 88)
+    name, town, age = chance.choice(NAMES), chance.choice(TOWNS), chance.randint(19, 88)
     tools = chance.sample(("saw", "drill", "plane", "chisel", "clamp"), 2)
     text = f"{name}, {age}, moved to {town} last spring and sells a {tools[0]} and a {tools[1]}."
     wanted = "the keys name (string), age (integer), town (string) and items (array of strings, in the order given)"
@@ -183,7 +161,7 @@ def _record(chance: random.Random) -> Made:
 
 
 def _totals(chance: random.Random) -> Made:
-    towns = chance.sample(_TOWNS, 4)
+    towns = chance.sample(TOWNS, 4)
     sales = [(town, chance.randint(2, 90)) for town in towns for _ in range(2)]
     chance.shuffle(sales)
     value = {town: sum(amount for name, amount in sales if name == town) for town in sorted(towns)}
@@ -194,7 +172,7 @@ def _totals(chance: random.Random) -> Made:
 
 
 def _table(chance: random.Random) -> Made:
-    towns = chance.sample(_TOWNS, 6)
+    towns = chance.sample(TOWNS, 6)
     people = chance.sample(range(11, 99), 6)
     years = [chance.randint(900, 1899) for _ in towns]
     limit = sorted(years)[2]
@@ -208,19 +186,19 @@ def _trace(chance: random.Random) -> Made:
     stop, skip, factor = chance.randint(7, 13), chance.choice((2, 3, 4)), chance.randint(2, 5)
     total = sum(factor * n - 1 for n in range(1, stop) if n % skip)
     loop = f"for n in range(1, {stop}):\n    if n % {skip} == 0:\n        continue\n    total += {factor} * n - 1"
-    return f"What does this Python program print? {_ALONE}\ntotal = 0\n{loop}\nprint(total)", Number(value=total)
+    return f"What does this Python program print? {ALONE}\ntotal = 0\n{loop}\nprint(total)", Number(value=total)
 
 
 def _needle(chance: random.Random) -> Made:
     """One fact in a long text of invented log lines, at a random depth."""
     lines = [
-        f"{chance.choice(_TOWNS)} station reports {chance.randint(10, 99)} crates of {chance.choice(_WORDS)} in store."
+        f"{chance.choice(TOWNS)} station reports {chance.randint(10, 99)} crates of {chance.choice(WORDS)} in store."
         for _ in range(chance.choice((40, 120, 240)))
     ]
-    word, code = chance.choice(_WORDS), chance.randint(10_000, 99_999)
+    word, code = chance.choice(WORDS), chance.randint(10_000, 99_999)
     lines.insert(chance.randrange(len(lines)), f"The code of the {word} vault is {code}.")
     text = "\n".join(lines)
-    return f"{text}\n\nWhat is the code of the {word} vault? {_ALONE}", Number(value=code)
+    return f"{text}\n\nWhat is the code of the {word} vault? {ALONE}", Number(value=code)
 
 
 _SUMS: Final[Mapping[str, str]] = {
@@ -259,5 +237,6 @@ TEMPLATES: Final[Mapping[str, tuple[str, Template]]] = {
     "needle": ("long context", _needle),
     "trace": ("code", _trace),
     "language": ("languages", _language),
+    **BASICS,
 }
 """Every template with its category."""

@@ -1,5 +1,6 @@
 import json
 import random
+import re
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,7 @@ import pytest
 from kimigguf.errors import UsageError
 from kimigguf.probe.checkers import right
 from kimigguf.probe.generators import TEMPLATES, make
-from kimigguf.probe.suites import Exact, Item, JsonSchema, Number, load_suite
+from kimigguf.probe.suites import Exact, Item, JsonSchema, Number, Regex, load_suite
 
 
 def good_answer(item: Item) -> str:
@@ -18,6 +19,8 @@ def good_answer(item: Item) -> str:
             return f"{value:g}" if value % 1 else f"{value:.0f}"
         case JsonSchema(value=value):
             return json.dumps(value)
+        case Regex(pattern=pattern) if found := re.search(r"\\b\(([\w ]+)", pattern):
+            return found[1]
         case _:
             asked = (item.prompt or "").rpartition(": ")[2]
             return ", ".join(sorted(asked.split(", ")))
@@ -75,6 +78,26 @@ def test_an_order_has_one_solution() -> None:
             text.partition("Who is ")[2].split("?")[0]
         )
         assert [line[place] for line in fits] == [good_answer(item)]
+
+
+@pytest.mark.parametrize("template", ["where", "notice"])
+def test_what_stands_in_the_text_is_what_is_wanted(template: str) -> None:
+    for item in make(template, 12, seed=6):
+        text = item.prompt or ""
+        name = re.search(r"(?:does|letter for) (\w+) (?:live|go)\?", text)
+        assert name is not None
+        told = re.findall(rf"{name[1]} (?:lives in|goes to) (\w+)\.", text)
+        assert told == [good_answer(item)]
+
+
+def test_an_answer_that_names_all_there_is_to_choose_from_is_wrong() -> None:
+    for item in make("where", 12, seed=6):
+        assert right(item, (item.prompt or "").partition(" In which")[0]) is False
+
+
+def test_a_question_that_has_lost_its_front_cannot_be_answered() -> None:
+    for item in make("notice", 12, seed=6):
+        assert good_answer(item) not in (item.prompt or "")[-600:]
 
 
 def test_an_unknown_template_names_those_there_are(tmp_path: Path) -> None:

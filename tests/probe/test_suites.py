@@ -104,4 +104,9 @@ def test_an_unknown_suite_names_those_there_are() -> None:
 
 
 def test_every_shipped_suite_loads() -> None:
-    assert [load_suite(name, {}).name for name in profile_files.names("suites", {})] == ["quick", "standard", "tools"]
+    assert [load_suite(name, {}).name for name in profile_files.names("suites", {})] == [
+        "basics",
+        "quick",
+        "standard",
+        "tools",
+    ]
