@@ -33,6 +33,7 @@ _COMMANDS: Final[Mapping[str, str]] = {
     "logs": "Show what a server's engine says.",
     "stop": "Stop a running server and everything it started.",
     "restart": "Stop a server and start it as it was.",
+    "bench": "Measure how fast a running server is.",
     "doctor": "Find what ails a server, and what to do about it.",
     "chat": "Talk to a running server.",
     "ollama-register": "Register a quant with Ollama, if that is a good idea.",

@@ -14,6 +14,16 @@ _BUFFER: Final = re.compile(r"(\S+) +(model|KV|RS|compute|output) buffer size = 
 at log level 4 (build 11434). RS is the recurrent state, KDA's."""
 
 
+_HOST_BUFFER: Final = re.compile(r"(CPU|AMX|BLAS).*|.*_Host")
+"""Buffers in main memory: plain, mapped, repacked, and those that a device's driver pinned."""
+
+
+def devices_in(log: str) -> tuple[str, ...]:
+    """The devices that the log's buffers lie on, in the order in which it names them."""
+    names = (re.split(r"[\[ ]", name, maxsplit=1)[0] for name, _, _ in _BUFFER.findall(log))
+    return tuple(dict.fromkeys(name for name in names if not _HOST_BUFFER.fullmatch(name)))
+
+
 def parse_log(log: str, engine_names: Sequence[str]) -> dict[str, Columns] | None:
     """The buffers per device, every one that is none of ``engine_names`` on the host; None if the log shows none.
 

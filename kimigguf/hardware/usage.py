@@ -1,4 +1,4 @@
-"""What a process and the accelerators use, read again and again while something runs: the peaks, unknown where unread."""
+"""What a process and the accelerators use, read again and again while something runs; their peaks, as far as known."""
 
 import os
 import threading

@@ -33,8 +33,8 @@ class Clock(StrEnum):
 class Sample:
     """One request. ``prompt_tokens`` were processed, ``cached_tokens`` reused, ``made_tokens`` generated.
 
-    ``other_tokens`` is what the server did for others meanwhile; ``waited_seconds`` went by before it began, as far as
-    both clocks tell. None is unknown.
+    ``others`` is what the server did for other clients meanwhile, in words, and ``is_disturbed`` whether that took of
+    its speed; ``waited_seconds`` went by before it began, as far as both clocks tell. None is unknown or nothing.
     """
 
     depth_tokens: int
@@ -46,7 +46,8 @@ class Sample:
     first_token_seconds: float | None = None
     prompt_tokens_per_second: float | None = None
     decode_tokens_per_second: float | None = None
-    other_tokens: int | None = None
+    others: str | None = None
+    is_disturbed: bool = False
     waited_seconds: float | None = None
 
 
@@ -83,12 +84,7 @@ class Speed:
 
 
 def by_the_server(
-    timings: Mapping[str, Any],
-    *,
-    depth_tokens: int,
-    warmth: Warmth,
-    other_tokens: int | None,
-    client_seconds: float | None,
+    timings: Mapping[str, Any], *, depth_tokens: int, warmth: Warmth, client_seconds: float | None
 ) -> Sample:
     """A sample from llama.cpp's ``timings``; ``client_seconds`` is when the first token arrived by the client's clock.
 
@@ -107,7 +103,6 @@ def by_the_server(
         first_token_seconds=first,
         prompt_tokens_per_second=_number(timings.get("prompt_per_second")),
         decode_tokens_per_second=_number(timings.get("predicted_per_second")),
-        other_tokens=other_tokens,
         waited_seconds=waited,
     )
 
@@ -178,8 +173,8 @@ def _reason(sample: Sample) -> str | None:
     for rate in (sample.prompt_tokens_per_second, sample.decode_tokens_per_second):
         if rate is not None and not (math.isfinite(rate) and rate > 0):
             return f"the server reports {rate:g} tokens/s"
-    if sample.other_tokens:
-        return f"another client was served beside it ({sample.other_tokens:,} tokens)"
+    if sample.is_disturbed:
+        return f"it was not alone: {sample.others}"
     if sample.warmth is Warmth.COLD and sample.cached_tokens:
         return f"{sample.cached_tokens:,} tokens of its prompt came from a cache: it was not cold"
     if sample.warmth is Warmth.WARM and sample.cached_tokens == 0:

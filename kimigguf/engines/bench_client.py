@@ -1,0 +1,206 @@
+"""Asks a server one thing at a time and looks at the clock: llama-server's own endpoints, or OpenAI's for another.
+
+No request is ever repeated: a server of one slot must not be asked twice at once.
+"""
+
+import json
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Final, Self
+from urllib.parse import urlsplit
+
+import httpx
+
+from kimigguf.engines.command import is_loopback
+from kimigguf.engines.endpoint import base_url
+from kimigguf.errors import KimiggufError, NetworkError, ServerError, UsageError
+
+_CONNECT_SECONDS: Final = 10.0
+_LOOK_SECONDS: Final = 30.0
+"""Of a question about the server itself: it answers between two batches, and those of a large model take seconds."""
+_SAID_CHARACTERS: Final = 300
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """A streamed answer as it came: the server's own numbers, its text and tokens, and when its pieces arrived."""
+
+    timings: Mapping[str, Any] | None
+    usage: Mapping[str, Any] | None
+    tokens: tuple[int, ...]
+    thinking: str
+    text: str
+    first_seconds: float | None
+    last_seconds: float | None
+
+
+class BenchClient:
+    """A connection to the server at ``url``, which may end in /v1 or not.
+
+    Raises:
+        UsageError: ``bad-url``.
+    """
+
+    def __init__(self, url: str, key: str | None = None) -> None:
+        self.root = base_url(url).removesuffix("/v1")
+        self._client = httpx.Client(
+            headers={"Authorization": f"Bearer {key}"} if key else {},
+            timeout=httpx.Timeout(None, connect=_CONNECT_SECONDS),
+            # A proxy from the environment cannot reach this machine's loopback.
+            trust_env=not is_loopback(urlsplit(self.root).hostname or ""),
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
+    ) -> None:
+        self._client.close()
+
+    def page(self, path: str) -> str | None:
+        """The text behind ``path``; None where the server has no such page.
+
+        Raises:
+            NetworkError: ``server-unreachable``, ``bad-key``.
+            ServerError: ``still-loading``.
+        """
+        with self._mapped():
+            response = self._client.get(self.root + path, timeout=_LOOK_SECONDS)
+            if response.status_code in {401, 403, 503}:
+                raise self._refused(response)
+            return response.text if response.is_success else None
+
+    def look(self, path: str) -> Any:  # noqa: ANN401 -- parsed JSON
+        """The JSON behind ``path``; None where the server has none. Raises as ``page`` does."""
+        return _json(self.page(path))
+
+    def post(self, path: str, body: Mapping[str, Any]) -> Any:  # noqa: ANN401 -- parsed JSON
+        """The JSON of the answer; None where the server does not know ``path``. Raises as ``page`` does."""
+        with self._mapped():
+            response = self._client.post(self.root + path, json=body, timeout=_LOOK_SECONDS)
+            if response.status_code in {401, 403, 503}:
+                raise self._refused(response)
+            return _json(response.text) if response.is_success else None
+
+    def stream(self, path: str, body: Mapping[str, Any]) -> Answer:
+        """Send a request and read its answer to the end.
+
+        Raises:
+            UsageError: ``depth-beyond-context`` where the server says so.
+            NetworkError: ``server-unreachable``, ``bad-key``, ``http-error`` with what the server said.
+            ServerError: ``still-loading``, ``answer-broke-off``.
+        """
+        reader = _Reader()
+        with self._mapped():
+            began = time.perf_counter()
+            with self._client.stream("POST", self.root + path, json={**body, "stream": True}) as response:
+                if not response.is_success:
+                    response.read()
+                    raise self._refused(response)
+                for line in response.iter_lines():
+                    if line.startswith("data: {"):
+                        piece = _json(line.removeprefix("data: "))
+                        if isinstance(piece, dict) and "error" in piece:
+                            raise self._broke_off(str(piece["error"]))
+                        reader.take(piece, time.perf_counter() - began)
+        return reader.answer()
+
+    @contextmanager
+    def _mapped(self) -> Iterator[None]:
+        try:
+            yield
+        except httpx.ConnectError as error:
+            raise NetworkError(
+                f"there is no server at {self.root}",
+                code="server-unreachable",
+                cause=str(error),
+                hint="kimigguf status shows the servers of this machine",
+            ) from error
+        except httpx.TimeoutException as error:
+            raise NetworkError(f"{self.root} does not answer", code="server-unreachable", cause=str(error)) from error
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            raise self._broke_off(str(error) or type(error).__name__) from error
+
+    def _broke_off(self, cause: str) -> ServerError:
+        return ServerError(
+            f"the answer from {self.root} broke off",
+            code="answer-broke-off",
+            cause=cause,
+            hint="the server's log says why: kimigguf logs, kimigguf doctor",
+        )
+
+    def _refused(self, response: httpx.Response) -> KimiggufError:
+        body = _json(response.text)
+        error = body.get("error") if isinstance(body, dict) else None
+        said = error.get("message") if isinstance(error, dict) else error
+        cause = str(said)[:_SAID_CHARACTERS] if said else None
+        match response.status_code:
+            case 401 | 403:
+                hint = "name the file that holds the API key with --api-key-file"
+                return NetworkError(f"{self.root} wants an API key", code="bad-key", cause=cause, hint=hint)
+            case 503:
+                hint = "kimigguf status says when it is ready"
+                return ServerError(f"{self.root} is still loading", code="still-loading", cause=cause, hint=hint)
+            case 400 if "context" in str(said).lower():
+                hint = "ask for a smaller one with --depths"
+                return UsageError(
+                    f"{self.root} refuses this depth", code="depth-beyond-context", cause=cause, hint=hint
+                )
+            case status:
+                return NetworkError(f"{self.root} answered with HTTP {status}", code="http-error", cause=cause)
+
+
+class _Reader:
+    """Puts the pieces of a stream together, of either kind of endpoint."""
+
+    def __init__(self) -> None:
+        self._timings: Mapping[str, Any] | None = None
+        self._usage: Mapping[str, Any] | None = None
+        self._tokens: list[int] = []
+        self._thinking = ""
+        self._text = ""
+        self._first: float | None = None
+        self._last: float | None = None
+
+    def take(self, piece: object, seconds: float) -> None:
+        if not isinstance(piece, dict):
+            return
+        self._timings = _mapping(piece.get("timings")) or self._timings
+        self._usage = _mapping(piece.get("usage")) or self._usage
+        choices = piece.get("choices")
+        delta = choices[0].get("delta") or {} if choices else {}
+        thinking = str(delta.get("reasoning_content") or delta.get("reasoning") or "")
+        text = str(delta.get("content") or piece.get("content") or "")
+        tokens = [one for one in piece.get("tokens") or () if isinstance(one, int)]
+        if thinking or text or tokens:
+            self._first = seconds if self._first is None else self._first
+            self._last = seconds
+        self._thinking += thinking
+        self._text += text
+        self._tokens += tokens
+
+    def answer(self) -> Answer:
+        return Answer(
+            timings=self._timings,
+            usage=self._usage,
+            tokens=tuple(self._tokens),
+            thinking=self._thinking,
+            text=self._text,
+            first_seconds=self._first,
+            last_seconds=self._last,
+        )
+
+
+def _mapping(value: object) -> Mapping[str, Any] | None:
+    return value if isinstance(value, dict) else None
+
+
+def _json(text: str | None) -> Any:  # noqa: ANN401 -- parsed JSON
+    try:
+        return None if text is None else json.loads(text)
+    except ValueError:
+        return None
