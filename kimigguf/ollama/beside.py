@@ -34,11 +34,12 @@ def check_bridge(port: int) -> None:
         MachineError: ``bridge-missing`` without the extra, ``port-in-use``, ``port-unusable``.
     """
     try:
-        import starlette  # noqa: F401, PLC0415 -- an extra; only its presence is asked for
+        import httptools  # noqa: F401, PLC0415 -- an extra; only its presence is asked for
+        import starlette  # noqa: F401, PLC0415 -- likewise
         import uvicorn  # noqa: F401, PLC0415 -- likewise
     except ImportError as error:
         raise MachineError(
-            "--ollama-api needs starlette and uvicorn, which are not installed",
+            "--ollama-api needs starlette, uvicorn and httptools, which are not all installed",
             code="bridge-missing",
             cause=str(error),
             hint="pip install 'kimigguf[ollama-bridge]'",

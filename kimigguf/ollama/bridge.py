@@ -5,30 +5,65 @@ translation: the engine schedules, and models cannot be pulled, made or removed 
 """
 
 import argparse
+import asyncio
 import json
+import math
 import os
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
-from typing import Any, Final
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 from urllib.parse import urlsplit
 
-import httpx
+import click
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from kimigguf.ollama.translate import Answer, Json, Untranslatable, chat_request, generate_request, whole
+from kimigguf.ollama.answers import Answer, EngineError, message_of
+from kimigguf.ollama.listing import full_name, listed, running, shown
+from kimigguf.ollama.translate import (
+    Json,
+    Untranslatable,
+    Wanted,
+    chat_request,
+    embed_request,
+    embeddings,
+    generate_request,
+)
+from kimigguf.ollama.upstream import EngineLost, Events, Upstream
+
+if TYPE_CHECKING:
+    import ssl
 
 VERSION: Final = "0.35.0"
 """The Ollama whose API this follows; clients ask for it to know what they may use."""
-_CAPABILITIES: Final = ["completion", "tools", "thinking"]
-_LOOPBACK: Final = ("127.0.0.1", "localhost", "::1")
-_NOT_HERE: Final = ("pull", "push", "create", "copy", "delete", "blobs/{digest}")
 KEY_VARIABLE: Final = "KIMIGGUF_API_KEY"
+UNHEEDED_HEADER: Final = "X-Kimigguf-Unheeded"
+_LOOPBACK: Final = ("127.0.0.1", "localhost", "::1")
+_OWN_PAGES: Final = r"https?://(localhost|127\.0\.0\.1|\[::1\])(:\d+)?|(?!https?:)[a-z-]+://.*"
+"""Pages of this machine, and those of desktop programs (``vscode-webview://...``), which say neither http nor https."""
+_NOT_HERE: Final[Mapping[str, str]] = {
+    "pull": "kimigguf download QUANT fetches a model",
+    "push": "nothing is published from here",
+    "create": "kimigguf serve QUANT --alias NAME gives it another name",
+    "copy": "kimigguf serve QUANT --alias NAME gives it another name",
+    "delete": "kimigguf stop ends it, kimigguf remove QUANT frees the disk",
+    "blobs/{digest}": "kimigguf download QUANT fetches a model",
+}
+"""Calls that manage models, and how that is done instead."""
+_NO_EMBEDDINGS: Final = (
+    "this engine was started without embeddings: kimigguf serve QUANT --engine llama-server --ollama-api"
+    " -- --embeddings --pooling last"
+)
+_KNOWN_SECONDS: Final = 5.0
+_BAD_REQUEST, _CLIENT_GONE, _NOT_SUPPORTED, _ERROR = 400, 499, 501, 400
+_Made = TypeVar("_Made")
 
 
 class _Refused(Exception):  # noqa: N818 -- an HTTP answer
@@ -54,26 +89,27 @@ class _OwnPagesOnly:
 
 
 class Bridge:
-    """The translation in front of one engine. ``key`` is sent to the engine, where it asks for one."""
+    """The translation in front of one engine.
 
-    def __init__(self, upstream: str, key: str | None = None) -> None:
-        headers = {"Authorization": f"Bearer {key}"} if key else {}
-        # No limit on reading: a slow machine may think for minutes before its first token.
-        timeout = httpx.Timeout(30.0, read=None)
-        # A fresh connection each: the engine closes idle ones after seconds, and a request that meets that is lost.
-        limits = httpx.Limits(max_keepalive_connections=0)
-        self._client = httpx.AsyncClient(
-            base_url=upstream, headers=headers, timeout=timeout, limits=limits, trust_env=False
-        )
+    ``key`` is sent to the engine, where it asks for one; ``tls`` is what an https engine is checked by. ``tell`` hears,
+    once each, what requests ask for and do not get.
+    """
+
+    def __init__(
+        self,
+        upstream: str,
+        key: str | None = None,
+        *,
+        tls: "ssl.SSLContext | None" = None,
+        tell: Callable[[str], None] = lambda _text: None,
+    ) -> None:
+        self._engine = Upstream(upstream, key, tls)
+        self._tell = tell
+        self._told: set[str] = set()
+        self._known: tuple[float, list[Json]] = (-math.inf, [])
 
     def app(self, hosts: Sequence[str] = _LOOPBACK) -> Starlette:
         """The ASGI application; ``hosts`` are the names it may be called by (a foreign name is a rebound one)."""
-
-        @asynccontextmanager
-        async def lifespan(_app: Starlette) -> AsyncIterator[None]:
-            yield
-            await self._client.aclose()
-
         answers: list[tuple[str, str, Callable[[Request], Any]]] = [
             ("/", "GET", self._root),
             ("/api/version", "GET", self._version),
@@ -83,12 +119,19 @@ class Bridge:
             ("/api/chat", "POST", self._chat),
             ("/api/generate", "POST", self._generate),
             ("/api/embed", "POST", self._embed),
+            ("/api/embeddings", "POST", self._old_embeddings),
         ]
         routes = [Route(path, answer, methods=[method]) for path, method, answer in answers]
-        routes += [Route(f"/api/{path}", self._not_here, methods=["POST", "DELETE", "HEAD"]) for path in _NOT_HERE]
+        routes += [
+            Route(f"/api/{path}", _not_here(why), methods=["POST", "DELETE", "HEAD"]) for path, why in _NOT_HERE.items()
+        ]
+        routes.append(Route("/api/{rest:path}", _unknown, methods=["GET", "POST", "PUT", "DELETE"]))
         middleware = [Middleware(TrustedHostMiddleware, allowed_hosts=list(hosts)), Middleware(_OwnPagesOnly)]
-        handlers = {_Refused: _refused}
-        return Starlette(routes=routes, lifespan=lifespan, exception_handlers=handlers, middleware=middleware)
+        middleware.append(
+            Middleware(CORSMiddleware, allow_origin_regex=_OWN_PAGES, allow_methods=["*"], allow_headers=["*"])
+        )
+        handlers = {_Refused: _refused, _Gone: _gone}
+        return Starlette(routes=routes, exception_handlers=handlers, middleware=middleware)
 
     async def _root(self, _request: Request) -> Response:
         return PlainTextResponse("Ollama is running")
@@ -96,144 +139,215 @@ class Bridge:
     async def _version(self, _request: Request) -> Response:
         return JSONResponse({"version": VERSION})
 
-    async def _not_here(self, _request: Request) -> Response:
-        raise _Refused(501, "this is kimigguf's bridge to a running engine: models are not managed here")
-
-    async def _get(self, path: str) -> Any:  # noqa: ANN401 -- parsed JSON
+    async def _asked(self, path: str, body: Json | None = None) -> Any:  # noqa: ANN401 -- parsed JSON
+        """The engine's JSON reply, or its refusal with its status."""
         try:
-            reply = await self._client.get(path)
-        except httpx.HTTPError as error:
+            async with self._engine.ask(path, None if body is None else json.dumps(body).encode()) as reply:
+                data = await reply.read_all()
+        except EngineLost as error:
             raise _Refused(502, f"the engine does not answer: {error}") from error
-        if reply.is_error:
-            raise _Refused(reply.status_code, _message(reply.text))
-        return reply.json()
-
-    async def _models(self) -> list[Json]:
-        found: list[Json] = (await self._get("/v1/models"))["data"]
+        found = _json(data)
+        if reply.status >= _ERROR:
+            raise _Refused(reply.status, message_of(found))
         return found
 
-    async def _described(self) -> list[Json]:
-        return [
-            {
-                "name": _full(model["id"]),
-                "model": _full(model["id"]),
-                "modified_at": "1970-01-01T00:00:00Z",
-                "size": int((model.get("meta") or {}).get("size") or 0),
-                "digest": "",
-                "details": {"format": "gguf", "family": "", "families": None, "parameter_size": "",
-                            "quantization_level": ""},
-            }
-            for model in await self._models()
-        ]  # fmt: skip
+    async def _models(self, *, fresh: bool = False) -> list[Json]:
+        """What the engine serves. Kept for seconds: asking costs as much time as several tokens of a small model."""
+        if fresh or time.monotonic() - self._known[0] > _KNOWN_SECONDS:
+            self._known = (time.monotonic(), (await self._asked("/v1/models"))["data"])
+        return self._known[1]
 
     async def _tags(self, _request: Request) -> Response:
-        return JSONResponse({"models": await self._described()})
+        return JSONResponse({"models": [listed(model) for model in await self._models(fresh=True)]})
 
     async def _ps(self, _request: Request) -> Response:
-        props = await self._get("/props")
-        context = (props.get("default_generation_settings") or {}).get("n_ctx")
-        more = {"context_length": context, "expires_at": "9999-01-01T00:00:00Z", "size_vram": None}
-        return JSONResponse({"models": [model | more for model in await self._described()]})
+        props = await self._asked("/props")
+        return JSONResponse({"models": [running(model, props) for model in await self._models(fresh=True)]})
 
-    async def _named(self, body: Json) -> tuple[str, str]:
-        """The name that was asked for, and the engine's own for it."""
-        asked = str(body.get("model") or "")
-        for model in await self._models():
-            if _full(asked) == _full(model["id"]):
-                return asked, model["id"]
-        raise _Refused(404, f"model '{asked}' not found")
+    async def _named(self, body: Json) -> tuple[str, Json]:
+        """The name that was asked for, and the model that bears it."""
+        asked = str(body.get("model") or body.get("name") or "")
+        for fresh in (False, True):
+            for model in await self._models(fresh=fresh):
+                if full_name(asked) == full_name(model["id"]):
+                    return asked, model
+        there = ", ".join(full_name(model["id"]) for model in self._known[1])
+        raise _Refused(404, f"model '{asked}' not found; this engine serves {there}")
 
     async def _show(self, request: Request) -> Response:
-        _, model = await self._named(await request.json())
-        props = await self._get("/props")
-        found = next(found for found in await self._models() if found["id"] == model)
-        meta = {f"kimigguf.{name}": value for name, value in (found.get("meta") or {}).items()}
-        answer = {
-            "modelfile": f"# served by kimigguf\nFROM {props.get('model_path', model)}\n",
-            "parameters": "",
-            "template": props.get("chat_template") or "",
-            "details": (await self._described())[0]["details"],
-            "model_info": meta,
-            "capabilities": _CAPABILITIES,
-        }
-        return JSONResponse(answer)
+        _, model = await self._named(await _body(request))
+        return JSONResponse(shown(model, await self._asked("/props"), embeds=await self._embeds()))
+
+    async def _embeds(self) -> bool:
+        """Whether the engine makes embeddings: it then finds fault with an empty list, and not with the question."""
+        try:
+            await self._asked("/v1/embeddings", {"input": []})
+        except _Refused as refused:
+            return refused.status == _BAD_REQUEST and "ooling" not in refused.text
+        return True
 
     async def _chat(self, request: Request) -> Response:
-        body = await request.json()
+        body = await _body(request)
         asked, model = await self._named(body)
+        answer = Answer("chat", asked)
         if not body.get("messages"):
-            message = {"role": "assistant", "content": ""}
-            return JSONResponse({"model": asked, "message": message, "done": True, "done_reason": "load"})
-        return await self._answer(body, chat_request, Answer("chat", asked), model)
+            return JSONResponse(_loaded(body, answer))
+        return await self._answer(request, body, chat_request, answer, model)
 
     async def _generate(self, request: Request) -> Response:
-        body = await request.json()
+        body = await _body(request)
         asked, model = await self._named(body)
+        answer = Answer("generate", asked)
         if not body.get("prompt"):
-            return JSONResponse({"model": asked, "response": "", "done": True, "done_reason": "load"})
-        return await self._answer(body, generate_request, Answer("generate", asked), model)
+            return JSONResponse(_loaded(body, answer))
+        return await self._answer(request, body, generate_request, answer, model)
 
-    async def _answer(self, body: Json, translate: Callable[[Json, str], Json], answer: Answer, model: str) -> Response:
+    async def _answer(
+        self, request: Request, body: Json, translate: "_Translate", answer: Answer, model: Json
+    ) -> Response:
         try:
-            wanted = translate(body, model)
-        except (Untranslatable, KeyError, TypeError) as error:
-            raise _Refused(400, str(error)) from error
+            wanted = translate(body, model["id"], (model.get("meta") or {}).get("n_ctx"))
+        except (Untranslatable, KeyError, TypeError, AttributeError) as error:
+            raise _Refused(_BAD_REQUEST, str(error)) from error
+        headers = self._unheeded(wanted)
         lines = self._lines(wanted, answer)
         try:
-            first = await anext(lines)  # an error before the first line can still have a status of its own
-        except httpx.HTTPError as error:
-            raise _Refused(502, f"the engine does not answer: {error}") from error
-        if body.get("stream", True):
-            return StreamingResponse(_ndjson(first, lines), media_type="application/x-ndjson")
-        found = [first] + [line async for line in lines]
-        failed = next((line["error"] for line in found if "error" in line), None)
-        if failed is not None:
-            raise _Refused(500, failed)
-        return JSONResponse(whole(found))
+            if body.get("stream", True):
+                # What goes wrong before the first line still has a status of its own.
+                first = await _while_there(request, anext(lines))
+                return StreamingResponse(_written(first, lines), headers=headers, media_type="application/x-ndjson")
+            await _while_there(request, _drained(lines))
+        except EngineError as error:
+            raise _Refused(500, str(error)) from error
+        return JSONResponse(answer.whole(), headers=headers)
 
-    async def _lines(self, wanted: Json, answer: Answer) -> AsyncIterator[Json]:
-        async with self._client.stream("POST", "/v1/chat/completions", json=wanted) as reply:
-            if reply.is_error:
-                raise _Refused(reply.status_code, _message((await reply.aread()).decode("utf-8", "replace")))
-            try:
-                async for line in reply.aiter_lines():
-                    data = line.removeprefix("data:").strip()
-                    if not line.startswith("data:") or data == "[DONE]":
-                        continue
-                    chunk = json.loads(data)
-                    if "error" in chunk:
-                        yield {"error": _message(data)}
-                        return
-                    for made in answer.lines(chunk):
+    async def _lines(self, wanted: Wanted, answer: Answer) -> AsyncGenerator[str, None]:
+        """Ollama's lines, as many at a time as the engine's events had come in one piece.
+
+        Raises:
+            _Refused: The engine refused, or did not answer.
+            EngineError: It failed after it had begun.
+        """
+        events = Events()
+        begun = False
+        try:
+            async with self._engine.ask(wanted.path, json.dumps(wanted.body).encode()) as reply:
+                if reply.status >= _ERROR:
+                    raise _Refused(reply.status, message_of(_json(await reply.read_all())))
+                begun = True
+                while data := await reply.read():
+                    if made := "".join([answer.add(payload) for payload in events.cut(data)]):
                         yield made
-            except httpx.HTTPError as error:
-                yield {"error": f"the engine's answer broke off: {error}"}
-                return
+        except EngineLost as error:
+            if not begun:
+                raise _Refused(502, f"the engine does not answer: {error}") from error
+            raise EngineError(f"the engine's answer broke off: {error}") from error
         if not answer.finished:
-            yield {"error": "the engine's answer broke off"}
-            return
-        for made in answer.last():
-            yield made
+            raise EngineError("the engine's answer broke off")
+        yield answer.end()
+
+    def _unheeded(self, wanted: Wanted) -> dict[str, str]:
+        """A header that names what a request asks for and does not get; each is also told once."""
+        for phrase in wanted.unheeded:
+            field = phrase.partition(":")[0]
+            if field not in self._told:
+                self._told.add(field)
+                self._tell(f"a client of --ollama-api sent {phrase}")
+        if not wanted.unheeded:
+            return {}
+        return {UNHEEDED_HEADER: "; ".join(wanted.unheeded).encode("ascii", "replace").decode()}
 
     async def _embed(self, request: Request) -> Response:
-        body = await request.json()
+        body = await _body(request)
         asked, model = await self._named(body)
+        started = time.monotonic_ns()
+        found, headers = await self._embedded(embed_request(body, model["id"]))
+        answer = {
+            "model": asked,
+            "embeddings": embeddings(found, body.get("dimensions")),
+            "total_duration": time.monotonic_ns() - started,
+            "load_duration": 0,
+            "prompt_eval_count": (found.get("usage") or {}).get("prompt_tokens", 0),
+        }
+        return JSONResponse(answer, headers=headers)
+
+    async def _old_embeddings(self, request: Request) -> Response:
+        body = await _body(request)
+        _, model = await self._named(body)
+        found, headers = await self._embedded(embed_request(body, model["id"], normalized=False))
+        return JSONResponse({"embedding": next(iter(embeddings(found)), [])}, headers=headers)
+
+    async def _embedded(self, wanted: Wanted) -> tuple[Json, dict[str, str]]:
+        headers = self._unheeded(wanted)
+        if not any(wanted.body["input"]):
+            return {"data": []}, headers  # as Ollama answers nothing
         try:
-            reply = await self._client.post("/v1/embeddings", json={"model": model, "input": body.get("input") or ""})
-        except httpx.HTTPError as error:
-            raise _Refused(502, f"the engine does not answer: {error}") from error
-        if reply.is_error:
-            raise _Refused(reply.status_code, _message(reply.text))
-        found = reply.json()
-        embeddings = [item["embedding"] for item in sorted(found["data"], key=lambda item: item["index"])]
-        tokens = (found.get("usage") or {}).get("prompt_tokens", 0)
-        return JSONResponse({"model": asked, "embeddings": embeddings, "prompt_eval_count": tokens})
+            return await self._asked(wanted.path, wanted.body), headers
+        except _Refused as refused:
+            # The engine names its own flags; a user of kimigguf needs kimigguf's words for them.
+            if refused.status == _NOT_SUPPORTED or "ooling" in refused.text:
+                raise _Refused(_NOT_SUPPORTED, _NO_EMBEDDINGS) from refused
+            if "too large to process" in refused.text:
+                raise _Refused(_BAD_REQUEST, f"{refused.text}; --pooling last has no such limit") from refused
+            raise
 
 
-async def _ndjson(first: Json, rest: AsyncIterator[Json]) -> AsyncIterator[str]:
-    yield json.dumps(first, ensure_ascii=False) + "\n"
-    async for line in rest:
-        yield json.dumps(line, ensure_ascii=False) + "\n"
+_Translate = Callable[[Mapping[str, Any], str, int | None], Wanted]
+
+
+class _Gone(Exception):  # noqa: N818 -- nobody is left to call it an error
+    """The client hung up."""
+
+
+async def _while_there(request: Request, work: Coroutine[Any, Any, _Made]) -> _Made:
+    """``work``, ended where the client hangs up: a slow engine would go on for minutes for nobody.
+
+    Raises:
+        _Gone: It did.
+    """
+    doing, leaving = asyncio.ensure_future(work), asyncio.ensure_future(_left(request))
+    try:
+        await asyncio.wait({doing, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if not doing.done():
+            raise _Gone
+        return doing.result()
+    finally:
+        doing.cancel()
+        leaving.cancel()
+        await asyncio.gather(doing, leaving, return_exceptions=True)
+
+
+async def _left(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _drained(lines: AsyncGenerator[str, None]) -> None:
+    async with aclosing(lines):
+        async for _ in lines:
+            pass
+
+
+async def _written(first: str, lines: AsyncGenerator[str, None]) -> AsyncIterator[str]:
+    """The lines, and an error that comes now as one more, which is how Ollama tells it."""
+    async with aclosing(lines):
+        yield first
+        try:
+            async for made in lines:
+                yield made
+        except EngineError as error:
+            yield json.dumps({"error": str(error)}) + "\n"
+
+
+def _not_here(instead: str) -> Callable[[Request], Any]:
+    async def refuse(_request: Request) -> Response:
+        raise _Refused(_NOT_SUPPORTED, f"kimigguf's bridge to a running engine does not manage models: {instead}")
+
+    return refuse
+
+
+async def _unknown(request: Request) -> Response:
+    raise _Refused(404, f"{request.url.path} is not among the calls of Ollama's that kimigguf's bridge answers")
 
 
 async def _refused(_request: Request, error: Exception) -> Response:
@@ -241,16 +355,32 @@ async def _refused(_request: Request, error: Exception) -> Response:
     return JSONResponse({"error": str(error)}, status_code=status)
 
 
-def _full(name: str) -> str:
-    return name if ":" in name.rpartition("/")[2] else f"{name}:latest"
+async def _gone(_request: Request, _error: Exception) -> Response:
+    return Response(status_code=_CLIENT_GONE)
 
 
-def _message(text: str) -> str:
-    """The sentence in an engine's error, or all of it."""
+async def _body(request: Request) -> Json:
     try:
-        return str(json.loads(text)["error"]["message"])
-    except (ValueError, KeyError, TypeError):
-        return text[:500]
+        body = await request.json()
+    except ValueError as error:
+        raise _Refused(_BAD_REQUEST, f"the request is not JSON: {error}") from error
+    if not isinstance(body, dict):
+        raise _Refused(_BAD_REQUEST, "the request is not a JSON object")
+    return body
+
+
+def _json(data: bytes) -> Any:  # noqa: ANN401 -- parsed JSON
+    try:
+        return json.loads(data)
+    except ValueError:
+        return data.decode("utf-8", "replace")[:500]
+
+
+def _loaded(body: Json, answer: Answer) -> Json:
+    """The answer to a question without words, by which clients load a model, or unload it."""
+    if str(body.get("keep_alive")).removesuffix("s") in {"0", "0.0"}:
+        raise _Refused(_NOT_SUPPORTED, "the engine is not unloaded from here: kimigguf stop ends it")
+    return {**answer.whole(), "done_reason": "load"}
 
 
 def main() -> None:
@@ -263,8 +393,8 @@ def main() -> None:
     parser.add_argument("--port", type=int, default=11434, help="port to listen on (default: Ollama's, 11434)")
     chosen = parser.parse_args()
     hosts = _LOOPBACK if chosen.host in _LOOPBACK else ("*",)  # whoever opens it to a network names it as they like
-    app = Bridge(chosen.upstream, os.environ.get(KEY_VARIABLE)).app(hosts)
-    uvicorn.run(app, host=chosen.host, port=chosen.port, log_level="warning")
+    bridge = Bridge(chosen.upstream, os.environ.get(KEY_VARIABLE), tell=lambda text: click.echo(text, err=True))
+    uvicorn.run(bridge.app(hosts), host=chosen.host, port=chosen.port, log_level="warning")
 
 
 if __name__ == "__main__":

@@ -1,11 +1,12 @@
-"""Ollama's chat and generate calls in OpenAI's words, and the answers back. Pure; nothing else is decided here.
+"""Ollama's chat, generate and embed calls in the engine's words. Pure; nothing else is decided here.
 
 Ollama's own field names are documented in https://github.com/ollama/ollama/blob/main/docs/api.md.
 """
 
 import json
-import time
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 Json = dict[str, Any]
@@ -15,71 +16,180 @@ _OPTIONS: Final[Mapping[str, str]] = {
     "top_p": "top_p",
     "top_k": "top_k",
     "min_p": "min_p",
+    "typical_p": "typical_p",
     "seed": "seed",
     "stop": "stop",
     "presence_penalty": "presence_penalty",
     "frequency_penalty": "frequency_penalty",
     "repeat_penalty": "repeat_penalty",
+    "repeat_last_n": "repeat_last_n",
+    "mirostat": "mirostat",
+    "mirostat_tau": "mirostat_tau",
+    "mirostat_eta": "mirostat_eta",
+    "num_keep": "n_keep",
 }
-"""Ollama's options that the engine takes by request; the others (num_ctx, num_gpu, ...) are settled by its start."""
+"""Ollama's options that the engine takes by request, and what they are called there."""
+_ELSEWHERE: Final = frozenset({"num_predict", "num_ctx"})
+"""Options with a rule of their own below."""
+_COMMON: Final = frozenset({"model", "stream", "options", "format", "think", "keep_alive", "logprobs", "top_logprobs"})
+_CHAT: Final = _COMMON | {"messages", "tools"}
+_GENERATE: Final = _COMMON | {"prompt", "system", "raw", "images", "suffix", "template", "context"}
+_EMBED: Final = frozenset({"model", "input", "prompt", "truncate", "dimensions", "options", "keep_alive"})
+_KEPT_LOADED: Final = "keep_alive: the model stays loaded as long as it is served"
 
 
 class Untranslatable(Exception):  # noqa: N818 -- it is the answer 400
-    """A request that has no like in OpenAI's protocol, in one sentence."""
+    """A request that has no like in the engine's protocol, in one sentence."""
 
 
-def chat_request(body: Mapping[str, Any], model: str) -> Json:
-    """The body of ``/v1/chat/completions`` for one of ``/api/chat``; always streamed.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """What to post to the engine, and what of the request goes unheeded: per field, a phrase that begins with it."""
+
+    path: str
+    body: Json
+    unheeded: tuple[str, ...] = ()
+
+
+def chat_request(body: Mapping[str, Any], model: str, context_tokens: int | None) -> Wanted:
+    """The like of ``/api/chat``, always streamed. ``context_tokens`` is what the engine was started with.
 
     Raises:
-        Untranslatable: It carries images.
+        Untranslatable: It carries images, or a message without a role.
     """
     made: Json = {"model": model, "messages": list(_messages(body.get("messages") or ())), **_common(body)}
     if body.get("tools"):
         made["tools"] = body["tools"]
-    return made
+    made |= _answer_format(body) | _thinking(body) | _logprobs(body)
+    return Wanted(path="/v1/chat/completions", body=made, unheeded=_unheeded(body, _CHAT, context_tokens))
 
 
-def generate_request(body: Mapping[str, Any], model: str) -> Json:
-    """The body of ``/v1/chat/completions`` for one of ``/api/generate``; always streamed.
+def generate_request(body: Mapping[str, Any], model: str, context_tokens: int | None) -> Wanted:
+    """The like of ``/api/generate``, always streamed: a chat of one turn, or the prompt as it stands where it is raw.
 
     Raises:
-        Untranslatable: It carries images, is raw, or asks for what comes between two texts.
+        Untranslatable: It carries images, a template or a context of its own, or asks for what comes between two texts.
     """
-    for field in ("images", "raw", "suffix"):
+    for field, instead in (
+        ("images", "the engine was started without them"),
+        ("suffix", "K3 was not trained to fill in"),
+        ("template", "the model's own is used; send the text as it shall stand with raw"),
+        ("context", "it is not kept here; send the messages to /api/chat"),
+    ):
         if body.get(field):
-            raise Untranslatable(f"{field} is not supported here")
+            raise Untranslatable(f"{field} is not supported here: {instead}")
+    unheeded = _unheeded(body, _GENERATE, context_tokens)
+    if body.get("raw"):
+        unheeded += tuple(f"{field}: raw text has none" for field in ("system", "think") if body.get(field))
+        made: Json = {"model": model, "prompt": body.get("prompt") or "", **_common(body)}
+        made |= _raw_format(body)
+        return Wanted(path="/v1/completions", body=made, unheeded=unheeded)
     messages = [{"role": "system", "content": body["system"]}] if body.get("system") else []
     messages.append({"role": "user", "content": body.get("prompt") or ""})
-    return {"model": model, "messages": messages, **_common(body)}
+    made = {"model": model, "messages": messages, **_common(body)}
+    made |= _answer_format(body) | _thinking(body) | _logprobs(body)
+    return Wanted(path="/v1/chat/completions", body=made, unheeded=unheeded)
+
+
+def embed_request(body: Mapping[str, Any], model: str, *, normalized: bool = True) -> Wanted:
+    """The like of ``/api/embed``, or of the older ``/api/embeddings`` with its one ``prompt``."""
+    texts = body.get("input") if "input" in body else body.get("prompt")
+    made: Json = {"model": model, "input": [texts] if isinstance(texts, str) else list(texts or ())}
+    if not normalized:
+        made["embd_normalize"] = -1
+    unheeded = _strangers(body, _EMBED) + tuple(
+        f"options.{name}: it does not bear on embeddings" for name in _given(body)
+    )
+    return Wanted(path="/v1/embeddings", body=made, unheeded=unheeded)
+
+
+def embeddings(found: Mapping[str, Any], dimensions: int | None = None) -> list[list[float]]:
+    """The vectors of the engine's reply in the order that was asked in; cut to ``dimensions``, again of length 1."""
+    vectors = [item["embedding"] for item in sorted(found["data"], key=lambda item: item["index"])]
+    return [_cut(vector, dimensions) for vector in vectors] if dimensions else vectors
+
+
+def _cut(vector: Sequence[float], dimensions: int) -> list[float]:
+    kept = list(vector[:dimensions])
+    length = math.hypot(*kept)
+    return [value / length for value in kept] if length else kept
 
 
 def _common(body: Mapping[str, Any]) -> Json:
     made: Json = {"stream": True, "stream_options": {"include_usage": True}}
-    options = body.get("options") or {}
-    made |= {theirs: options[ours] for ours, theirs in _OPTIONS.items() if options.get(ours) is not None}
-    if isinstance(options.get("num_predict"), int) and options["num_predict"] >= 0:
-        made["max_tokens"] = options["num_predict"]
-    wanted = body.get("format")
-    if wanted == "json":
-        made["response_format"] = {"type": "json_object"}
-    elif isinstance(wanted, dict):
-        made["response_format"] = {"type": "json_schema", "json_schema": {"name": "answer", "schema": wanted}}
-    think = body.get("think")
-    if isinstance(think, bool):
-        made["chat_template_kwargs"] = {"thinking": think}
-    elif isinstance(think, str):  # an effort, in both spellings that K3's templates know
-        made["chat_template_kwargs"] = {"thinking_effort": think, "reasoning_effort": think}
+    options = _given(body)
+    made |= {theirs: options[ours] for ours, theirs in _OPTIONS.items() if ours in options}
+    limit = options.get("num_predict")
+    if isinstance(limit, int) and limit >= 0:  # below: no limit, as the engine has it
+        made["max_tokens"] = limit
     return made
 
 
-def _messages(messages: Iterator[Json] | Any) -> Iterator[Json]:  # noqa: ANN401 -- parsed JSON
+def _given(body: Mapping[str, Any]) -> Json:
+    options = body.get("options") or {}
+    if not isinstance(options, dict):
+        raise Untranslatable("options must be an object")
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def _answer_format(body: Mapping[str, Any]) -> Json:
+    wanted = body.get("format")
+    if wanted == "json":
+        return {"response_format": {"type": "json_object"}}
+    if isinstance(wanted, dict):
+        return {"response_format": {"type": "json_schema", "json_schema": {"name": "answer", "schema": wanted}}}
+    if wanted:
+        raise Untranslatable('format must be "json" or a JSON schema')
+    return {}
+
+
+def _raw_format(body: Mapping[str, Any]) -> Json:
+    schema = (_answer_format(body).get("response_format") or {}).get("json_schema") or {}
+    return {"json_schema": schema.get("schema") or {"type": "object"}} if body.get("format") else {}
+
+
+def _thinking(body: Mapping[str, Any]) -> Json:
+    think = body.get("think")
+    if isinstance(think, bool):
+        return {"chat_template_kwargs": {"thinking": think}}
+    if isinstance(think, str) and think:  # an effort, in both spellings that K3's templates know
+        return {"chat_template_kwargs": {"thinking_effort": think, "reasoning_effort": think}}
+    return {}
+
+
+def _logprobs(body: Mapping[str, Any]) -> Json:
+    if not body.get("logprobs"):
+        return {}
+    return {"logprobs": True, "top_logprobs": body.get("top_logprobs") or 0}
+
+
+def _unheeded(body: Mapping[str, Any], known: frozenset[str], context_tokens: int | None) -> tuple[str, ...]:
+    options = _given(body)
+    asked = options.get("num_ctx")
+    told = [f"options.{name}: settled when the engine was started" for name in options.keys() - _OPTIONS.keys()]
+    told = [phrase for phrase in sorted(told) if phrase.partition(":")[0].removeprefix("options.") not in _ELSEWHERE]
+    if isinstance(asked, int) and context_tokens is not None and asked > context_tokens:
+        told.append(f"options.num_ctx: {asked} asked, the engine was started with {context_tokens}")
+    if body.get("keep_alive") is not None:
+        told.append(_KEPT_LOADED)
+    return (*_strangers(body, known), *told)
+
+
+def _strangers(body: Mapping[str, Any], known: frozenset[str]) -> tuple[str, ...]:
+    return tuple(
+        f"{name}: not known here" for name in sorted(body.keys() - known) if body[name] not in (None, False, "")
+    )
+
+
+def _messages(messages: Any) -> Iterator[Json]:  # noqa: ANN401 -- parsed JSON
     """Thinking goes back as reasoning_content, and a tool's answer to the call of that name that is still open."""
     open_calls: list[tuple[str, str]] = []
     made_calls = 0
     for message in messages:
+        if not isinstance(message, dict) or not message.get("role"):
+            raise Untranslatable("every message needs a role")
         if message.get("images"):
-            raise Untranslatable("images are not supported here")
+            raise Untranslatable("images are not supported here: the engine was started without them")
         made: Json = {"role": message["role"], "content": message.get("content") or ""}
         if message.get("thinking"):
             made["reasoning_content"] = message["thinking"]
@@ -98,95 +208,3 @@ def _messages(messages: Iterator[Json] | Any) -> Iterator[Json]:  # noqa: ANN401
             index = next((i for i, (name, _) in enumerate(open_calls) if wanted in {None, name}), None)
             made["tool_call_id"] = open_calls.pop(index)[1] if index is not None else "call_0"
         yield made
-
-
-class Answer:
-    """Turns the chunks of one streamed OpenAI answer into Ollama's lines. ``kind`` is ``chat`` or ``generate``."""
-
-    def __init__(self, kind: str, model: str) -> None:
-        self._kind = kind
-        self._model = model
-        self._started = time.monotonic_ns()
-        self._first: int | None = None
-        self._calls: dict[int, list[str]] = {}
-        self._reason: str | None = None
-        self._usage: Mapping[str, int] = {}
-
-    def lines(self, chunk: Mapping[str, Any]) -> Iterator[Json]:
-        """The lines that one chunk makes: none, or one of thinking, content or both."""
-        self._usage = chunk.get("usage") or self._usage
-        for choice in chunk.get("choices") or ():
-            delta = choice.get("delta") or {}
-            self._reason = choice.get("finish_reason") or self._reason
-            for call in delta.get("tool_calls") or ():
-                kept = self._calls.setdefault(call["index"], ["", ""])
-                kept[0] += (call.get("function") or {}).get("name") or ""
-                kept[1] += (call.get("function") or {}).get("arguments") or ""
-            thinking, content = delta.get("reasoning_content") or "", delta.get("content") or ""
-            if thinking or content:
-                if self._first is None:
-                    self._first = time.monotonic_ns()
-                yield self._line(content, thinking, done=False)
-
-    def last(self) -> list[Json]:
-        """What follows the last chunk: the tool calls, whole, and the closing line with counts and durations."""
-        now = time.monotonic_ns()
-        first = self._first or now
-        calls = [
-            {"function": {"name": name, "arguments": _arguments(text)}}
-            for _, (name, text) in sorted(self._calls.items())
-        ]
-        made = []
-        if calls and self._kind == "chat":
-            line = self._line("", "", done=False)
-            line["message"]["tool_calls"] = calls
-            made.append(line)
-        closing = self._line("", "", done=True) | {
-            "done_reason": "length" if self._reason == "length" else "stop",
-            "total_duration": now - self._started,
-            "load_duration": 0,
-            "prompt_eval_count": self._usage.get("prompt_tokens", 0),
-            "prompt_eval_duration": first - self._started,
-            "eval_count": self._usage.get("completion_tokens", 0),
-            "eval_duration": now - first,
-        }
-        return [*made, closing]
-
-    @property
-    def finished(self) -> bool:
-        """Whether the engine came to an end of its own; else the stream broke."""
-        return self._reason is not None
-
-    def _line(self, content: str, thinking: str, *, done: bool) -> Json:
-        line: Json = {"model": self._model, "created_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
-        if self._kind == "chat":
-            line["message"] = {"role": "assistant", "content": content} | ({"thinking": thinking} if thinking else {})
-        else:
-            line |= {"response": content} | ({"thinking": thinking} if thinking else {})
-        return line | {"done": done}
-
-
-def _arguments(text: str) -> Json:
-    try:
-        value = json.loads(text or "{}")
-    except ValueError:
-        return {}
-    return value if isinstance(value, dict) else {}
-
-
-def whole(lines: list[Json]) -> Json:
-    """One answer of all lines, for a caller that does not want a stream."""
-    made = dict(lines[-1])
-    if "message" in made:
-        parts = [line["message"] for line in lines]
-        message: Json = {"role": "assistant", "content": "".join(part["content"] for part in parts)}
-        if thinking := "".join(part.get("thinking", "") for part in parts):
-            message["thinking"] = thinking
-        if calls := [call for part in parts for call in part.get("tool_calls", ())]:
-            message["tool_calls"] = calls
-        made["message"] = message
-    else:
-        made["response"] = "".join(line["response"] for line in lines)
-        if thinking := "".join(line.get("thinking", "") for line in lines):
-            made["thinking"] = thinking
-    return made

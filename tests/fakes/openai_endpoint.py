@@ -45,6 +45,8 @@ class Endpoint:
     answer: Answer
     models: tuple[str, ...] = ("k3",)
     lists_models: bool = True
+    embeds: bool = False
+    """Whether texts get vectors: (3, 4, 12) times their length, or that over 13 where normalized."""
     bodies: list[dict[str, Any]] = field(default_factory=list)
     keys: list[str] = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -72,6 +74,9 @@ class _Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         endpoint = self.endpoint
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if self.path == "/v1/embeddings":
+            self._embed(body)
+            return
         with endpoint.lock:
             number = len(endpoint.bodies)
             endpoint.bodies.append(body)
@@ -82,6 +87,20 @@ class _Handler(BaseHTTPRequestHandler):
                 self._error(said)
             else:
                 self._stream(said, with_usage=(body.get("stream_options") or {}).get("include_usage", False))
+
+    def _embed(self, body: dict[str, Any]) -> None:
+        if not self.endpoint.embeds:
+            self._error(Refuse(status=501, message="This server does not support embeddings."))
+        elif not body["input"]:
+            self._error(Refuse(status=400, message='"input" must not be empty'))
+        else:
+            vectors = [[3.0 * len(text), 4.0 * len(text), 12.0 * len(text)] for text in body["input"]]
+            if body.get("embd_normalize") != -1:
+                vectors = [[value / (13.0 * len(text)) for value in vector]
+                           for text, vector in zip(body["input"], vectors, strict=True)]  # fmt: skip
+            data = [{"object": "embedding", "index": n, "embedding": vector} for n, vector in enumerate(vectors)]
+            usage = {"prompt_tokens": sum(len(text) for text in body["input"])}
+            self._send(200, json.dumps({"data": data[::-1], "usage": usage}).encode())
 
     def _error(self, refuse: Refuse) -> None:
         extra = {"Retry-After": refuse.retry_after} if refuse.retry_after else {}

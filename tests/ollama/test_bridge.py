@@ -137,14 +137,25 @@ def test_the_model_is_listed_shown_and_running() -> None:
     ("call", "status"),
     [
         (lambda client: client.chat("llama", HELLO), 404),
-        (lambda client: client.generate("kimi-k3", "x", raw=True), 400),
+        (lambda client: client.generate("kimi-k3", "x", suffix="y"), 400),
+        (lambda client: client.generate("kimi-k3", "x", template="{{ .Prompt }}"), 400),
+        (lambda client: client.generate("kimi-k3", "x", context=[1, 2]), 400),
+        (lambda client: client.chat("kimi-k3", [], keep_alive=0), 501),
+        (lambda client: client.push("kimi-k3"), 501),
+        (lambda client: client.create("mine", from_="kimi-k3"), 501),
         (lambda client: client.chat("kimi-k3", [{"role": "user", "content": "x", "images": [b"abc"]}]), 400),
         (lambda client: client.delete("kimi-k3"), 501),
         (lambda client: client.copy("kimi-k3", "x"), 501),
         (lambda client: client.pull("kimi-k3"), 501),
+        (lambda client: list(client.pull("kimi-k3", stream=True)), 501),
+        (lambda client: client.create_blob(__file__), 501),
         (lambda client: client.embed("kimi-k3", "x"), 501),
+        (lambda client: client.embeddings("kimi-k3", "x"), 501),
     ],
-    ids=["unknown", "raw", "images", "delete", "copy", "pull", "embed"],
+    ids=[
+        *("unknown", "suffix", "template", "context", "unload", "push", "create", "images"),
+        *("delete", "copy", "pull", "pull-streamed", "blob", "embed", "embeddings"),
+    ],
 )
 def test_what_cannot_be_done_is_refused_with_a_status(call: Callable[[Client], object], status: int) -> None:
     refuse = Refuse(status=501, message="no embeddings")
