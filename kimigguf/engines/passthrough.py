@@ -1,6 +1,7 @@
 """Arguments that a user hands on to llama-server: taken as they are, unless they would undo what the plan stands on."""
 
 from collections.abc import Mapping, Sequence
+from itertools import zip_longest
 from typing import Final
 
 from kimigguf.engines.engine import EngineKind
@@ -83,6 +84,15 @@ _REASONS: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
 """Flags of llama-server (build 11434) that are refused: by reason, with what to do instead."""
 
 
+_LOCKING: Final = "mmap+mlock"
+"""The one way of loading that takes what the plan counts: it keeps in memory what lies there anyway."""
+
+
+def reason_against(flag: str) -> tuple[str, str] | None:
+    """Why a flag may not be handed on, and what to do instead; None for one that may."""
+    return next(((reason, instead) for reason, (instead, flags) in _REASONS.items() if flag in flags), None)
+
+
 def check_extra(extra: Sequence[str], kind: EngineKind) -> None:
     """Refuse arguments that may not be handed on.
 
@@ -96,8 +106,10 @@ def check_extra(extra: Sequence[str], kind: EngineKind) -> None:
             code="engine-takes-no-arguments",
             hint="use --engine llama-server, or leave out what stands after --",
         )
-    for word in extra:
+    for word, value in zip_longest(extra, extra[1:]):
         flag = spelled(word.partition("=")[0])
-        for reason, (instead, flags) in _REASONS.items():
-            if flag in flags:
-                raise UsageError(f"{flag} cannot be handed on", code="flag-undoes-plan", cause=reason, hint=instead)
+        if flag in {"-lm", "--load-mode"} and value == _LOCKING:
+            continue
+        if (found := reason_against(flag)) is not None:
+            reason, instead = found
+            raise UsageError(f"{flag} cannot be handed on", code="flag-undoes-plan", cause=reason, hint=instead)

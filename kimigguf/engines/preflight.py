@@ -1,21 +1,75 @@
 """Before the first byte is loaded: is everything as the plan needs it, now? Each check with its evidence."""
 
+import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-import psutil
-
 from kimigguf.download.store import FileState, StoredSet
-from kimigguf.engines.engine import FoundEngine
+from kimigguf.engines.command import locks_memory
+from kimigguf.engines.engine import EngineKind, FoundEngine
 from kimigguf.engines.evidence import Check, State
 from kimigguf.engines.llama_server import Address, port_problem
+from kimigguf.engines.passthrough import reason_against
+from kimigguf.hardware.host import Host
 from kimigguf.hardware.snapshot import Machine
-from kimigguf.units import memory, storage
+from kimigguf.memory.layout import HOST
+from kimigguf.memory.ledger import Column
+from kimigguf.placement.plan import Plan
+from kimigguf.units import KIB, memory, storage
 
 _LOG_ROOM_BYTES: Final = 256 << 20
-_NUMA_BALANCING: Final = Path("/proc/sys/kernel/numa_balancing")
+_NATIVE: Final = frozenset({EngineKind.LLAMA_SERVER, EngineKind.LLAMA})
+_MAY_LOCK: Final = 1 << 14
+"""CAP_IPC_LOCK in a mask of capabilities: who has it locks as much as there is."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LockLimit:
+    """How much memory a process may lock, in bytes, None: without limit. ``exempt``: the limit does not bind it."""
+
+    soft_bytes: int | None
+    hard_bytes: int | None
+    exempt: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Surroundings:
+    """What the system around a start says; None: it does not say.
+
+    ``configs`` are llama.cpp's own configuration files, as pairs of path and text.
+    """
+
+    numa_balancing: str | None = None
+    locks: LockLimit | None = None
+    configs: tuple[tuple[str, str], ...] = ()
+
+
+def read_surroundings(environ: Mapping[str, str], host: Host | None = None) -> Surroundings:
+    """What the checks need to know of the system."""
+    host = host or Host()
+    limits, status = host.text("proc/self/limits"), host.text("proc/self/status")
+    home = environ.get("XDG_CONFIG_HOME") or f"{environ.get('HOME', '~')}/.config"
+    found = (
+        (path, host.text(path.lstrip("/"))) for path in ("/etc/llama.cpp/config.ini", f"{home}/llama.cpp/config.ini")
+    )
+    return Surroundings(
+        numa_balancing=host.text("proc/sys/kernel/numa_balancing"),
+        locks=parse_locks(limits, status),
+        configs=tuple((path, text) for path, text in found if text is not None),
+    )
+
+
+def parse_locks(limits: str | None, status: str | None) -> LockLimit | None:
+    """The limit on locked memory in /proc/PID/limits, and whether /proc/PID/status says that it binds."""
+    found = re.search(r"^Max locked memory +(\d+|unlimited) +(\d+|unlimited) +bytes", limits or "", re.MULTILINE)
+    if found is None:
+        return None
+    soft, hard = (None if text == "unlimited" else int(text) for text in found.groups())
+    mask = re.search(r"^CapEff:\s*([0-9a-f]+)", status or "", re.MULTILINE)
+    return LockLimit(soft_bytes=soft, hard_bytes=hard, exempt=mask is not None and bool(int(mask[1], 16) & _MAY_LOCK))
 
 
 def preflight(
@@ -23,20 +77,29 @@ def preflight(
     stored: StoredSet,
     engine: FoundEngine,
     machine: Machine,
+    plan: Plan,
+    argv: Sequence[str],
     address: Address,
     changed: Sequence[str],
     log_folder: Path,
+    around: Surroundings,
 ) -> tuple[Check, ...]:
-    """Every check, in the order in which a start would meet them. ``changed``: what the plan no longer agrees with."""
-    balancing = _NUMA_BALANCING.read_text().strip() if _NUMA_BALANCING.is_file() else None
+    """Every check, in the order in which a start would meet them.
+
+    ``argv`` is the engine's command line, ``changed`` what the plan no longer agrees with.
+    """
     return (
         check_files(stored),
         check_engine(engine),
+        *check_cuda(engine, uses_cuda=any("CUDA" in word for word in argv)),
+        *check_configs(engine, around.configs, argv),
         check_plan(changed),
         check_port(address),
         check_log_room(log_folder),
-        check_swap(psutil.swap_memory().total),
-        *check_numa(machine.cpu.numa_nodes, balancing),
+        *check_locking(plan, argv, around.locks),
+        check_swap(machine.ram.swap_total_bytes),
+        *check_numa(machine.cpu.numa_nodes, around.numa_balancing),
+        *check_spread(machine.cpu.numa_nodes, engine, argv),
     )
 
 
@@ -54,6 +117,59 @@ def check_files(stored: StoredSet) -> Check:
 def check_engine(engine: FoundEngine) -> Check:
     state = {True: State.PASSED, False: State.FAILED, None: State.UNKNOWN}[engine.supports_k3]
     return Check(what="engine", state=state, evidence=f"{engine.title}: {engine.reason}", blocks=state is State.FAILED)
+
+
+def check_cuda(engine: FoundEngine, *, uses_cuda: bool) -> tuple[Check, ...]:
+    """A build that computes wrongly on CUDA; nothing to say where none of the plan lies on a CUDA device."""
+    if not uses_cuda:
+        return ()
+    if engine.warnings:
+        return (
+            Check(
+                what="CUDA build",
+                state=State.FAILED,
+                evidence="; ".join(engine.warnings),
+                hint="name a llama.cpp that was built with CUDA 12.8 or 13.3: --engine-path DIR",
+            ),
+        )
+    version = engine.built.cuda_version if engine.built is not None else None
+    if version is None:
+        evidence = "which CUDA it was built with could not be told; 13.2 computes wrongly"
+        return (Check(what="CUDA build", state=State.UNKNOWN, evidence=evidence),)
+    return (Check(what="CUDA build", state=State.PASSED, evidence=f"built with CUDA {version}"),)
+
+
+def check_configs(engine: FoundEngine, configs: Sequence[tuple[str, str]], argv: Sequence[str]) -> tuple[Check, ...]:
+    """llama.cpp's own configuration files: what they add is in force unless the command line says otherwise.
+
+    Source: ``common_params_apply_system_config`` in llama.cpp's common/arg.cpp, build 11434.
+    """
+    if engine.kind not in _NATIVE:
+        return ()
+    checks = []
+    for path, text in configs:
+        flags = [f"--{key}" for key in _config_keys(text) if f"--{key}" not in argv]
+        against = [flag for flag in flags if reason_against(flag) is not None or reason_against(flag[1:]) is not None]
+        evidence = f"{path} adds {', '.join(flags) or 'nothing'} to the command line"
+        if against:
+            hint = f"take {', '.join(against)} out of it, or move it away: mv '{path}' '{path}.off'"
+            evidence += f", and the plan does not stand with {', '.join(against)}"
+            checks.append(Check(what="config file", state=State.FAILED, evidence=evidence, hint=hint))
+        else:
+            checks.append(Check(what="config file", state=State.PASSED, evidence=evidence))
+    return tuple(checks)
+
+
+def _config_keys(text: str) -> list[str]:
+    """The options of the sections that every program reads: before the first heading, ``[*]`` and ``[default]``."""
+    keys: dict[str, None] = {}
+    section = "*"
+    for line in text.splitlines():
+        if match := re.match(r"\s*\[([^\]]*)\]", line):
+            section = match[1].strip()
+        elif section in {"*", "default"} and (match := re.match(r"([A-Za-z_][\w.-]*)\s*=", line)):
+            keys[match[1]] = None
+    return [key for key in keys if key != "version"]
 
 
 def check_plan(changed: Sequence[str]) -> Check:
@@ -81,11 +197,54 @@ def check_log_room(folder: Path) -> Check:
         free = shutil.disk_usage(place).free
     except OSError as error:
         return Check(what="log disk", state=State.UNKNOWN, evidence=f"{place}: {error.strerror}")
-    state = State.PASSED if free >= _LOG_ROOM_BYTES else State.FAILED
-    return Check(what="log disk", state=state, evidence=f"{storage(free)} free in {place}")
+    return judge_log_room(free, place)
 
 
-def check_swap(total_bytes: int) -> Check:
+def judge_log_room(free_bytes: int, place: Path) -> Check:
+    evidence = f"{storage(free_bytes)} free in {place}"
+    if free_bytes >= _LOG_ROOM_BYTES:
+        return Check(what="log disk", state=State.PASSED, evidence=evidence)
+    hint = f"make {storage(_LOG_ROOM_BYTES)} of room there, or: export XDG_STATE_HOME=/another/disk"
+    return Check(what="log disk", state=State.FAILED, evidence=evidence, hint=hint)
+
+
+def check_locking(plan: Plan, argv: Sequence[str], limit: LockLimit | None) -> tuple[Check, ...]:
+    """Whether the model may be locked in memory; nothing to say where nobody asked for that."""
+    if not locks_memory(argv):
+        return ()
+    need = plan.ledger.total_bytes(HOST, column=Column.MODEL)
+    if no_room := plan.streamed_bytes:
+        return (
+            Check(
+                what="memory lock",
+                state=State.FAILED,
+                evidence=f"all of the model is to be locked, and {memory(no_room)} of it have no room in RAM",
+                hint="leave --load-mode out",
+                blocks=True,
+            ),
+        )
+    if limit is None:
+        return (Check(what="memory lock", state=State.UNKNOWN, evidence="the system does not say what may be locked"),)
+    if limit.exempt or limit.soft_bytes is None or limit.soft_bytes >= need:
+        allowed = "as much as there is" if limit.exempt or limit.soft_bytes is None else memory(limit.soft_bytes)
+        return (Check(what="memory lock", state=State.PASSED, evidence=f"{memory(need)} to lock, {allowed} allowed"),)
+    enough = limit.hard_bytes is None or limit.hard_bytes >= need
+    kib = -(-need // KIB)
+    return (
+        Check(
+            what="memory lock",
+            state=State.FAILED,
+            evidence=f"{memory(need)} to lock, and ulimit -l allows {memory(limit.soft_bytes)}: it would stay unlocked",
+            hint=f"ulimit -l {'unlimited' if limit.hard_bytes is None else kib}"
+            if enough
+            else "sudo prlimit --pid $$ --memlock=unlimited:unlimited",
+        ),
+    )
+
+
+def check_swap(total_bytes: int | None) -> Check:
+    if total_bytes is None:
+        return Check(what="swap", state=State.UNKNOWN, evidence="whether there is any could not be read")
     if total_bytes == 0:
         return Check(what="swap", state=State.PASSED, evidence="there is none")
     evidence = f"{memory(total_bytes)} are on: caches and states may be swapped out, and a token then waits for a disk"
@@ -110,5 +269,22 @@ def check_numa(nodes: int | None, balancing: str | None) -> tuple[Check, ...]:
             state=State.FAILED,
             evidence=f"{nodes} nodes, and the kernel moves pages between them while the model runs",
             hint="echo 0 | sudo tee /proc/sys/kernel/numa_balancing",
+        ),
+    )
+
+
+def check_spread(nodes: int | None, engine: FoundEngine, argv: Sequence[str]) -> tuple[Check, ...]:
+    """Whether the engine's threads are spread over the memory nodes, from which the model's pages are read."""
+    if nodes is None or nodes < 2:  # noqa: PLR2004 -- two are the fewest that can differ
+        return ()
+    if "--numa" in argv:
+        return (Check(what="NUMA spread", state=State.PASSED, evidence="the engine is told how to spread"),)
+    native = engine.kind in _NATIVE
+    return (
+        Check(
+            what="NUMA spread",
+            state=State.UNKNOWN,
+            evidence=f"{nodes} nodes, and the engine's threads run where the kernel puts them",
+            hint="add at the end: -- --numa distribute" if native else None,
         ),
     )

@@ -24,7 +24,7 @@ from kimigguf.engines.loaded import compare_loaded
 from kimigguf.engines.observe import baseline
 from kimigguf.engines.passthrough import check_extra
 from kimigguf.engines.prefault import prefault
-from kimigguf.engines.preflight import preflight
+from kimigguf.engines.preflight import preflight, read_surroundings
 from kimigguf.engines.report import Comparison
 from kimigguf.engines.request import Request
 from kimigguf.engines.selftest import Result, poster, selftest
@@ -178,9 +178,12 @@ def prepare_session(
         stored=made.stored,
         engine=engine,
         machine=made.machine,
+        plan=plan,
+        argv=run.argv,
         address=address,
         changed=changes(plan, made.machine),
         log_folder=folder / "logs",
+        around=read_surroundings(environ),
     )
     return Prepared(
         request=request,

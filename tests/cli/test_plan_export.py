@@ -53,7 +53,6 @@ def refused(capsys: pytest.CaptureFixture[str], environ: dict[str, str], *argv: 
 def test_stdout_is_the_file_and_what_to_do_with_it_stands_on_stderr(
     form: str, first: str, environ: dict[str, str], tiny: Callable[..., Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    environ["COLUMNS"] = "40"
     argv = (str(tiny()), "--context", "4096", "--port", "9000", "--format", form, "--", "--threads", "3")
     assert plan(environ, *argv) == 0
     captured = capsys.readouterr()

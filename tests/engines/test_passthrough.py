@@ -22,6 +22,16 @@ def test_harmless_arguments_are_let_through(extra: tuple[str, ...]) -> None:
     check_extra(extra, EngineKind.LLAMA_SERVER)  # raises nothing
 
 
+@pytest.mark.parametrize("flag", ["--load-mode", "-lm"])
+def test_only_the_way_of_loading_that_takes_what_was_counted_is_let_through(flag: str) -> None:
+    check_extra([flag, "mmap+mlock"], EngineKind.LLAMA_SERVER)  # raises nothing
+    for mode in ("none", "mlock", "dio", ""):
+        with pytest.raises(UsageError, match="cannot be handed on"):
+            check_extra([flag, mode], EngineKind.LLAMA_SERVER)
+    with pytest.raises(UsageError):
+        check_extra([flag], EngineKind.LLAMA_SERVER)
+
+
 @pytest.mark.parametrize(
     "flag",
     ["-ngl", "--fit", "-ctk", "--cpu-moe", "-ot", "--cache-reuse", "--api-key", "--host", "--agent", "--ctx-size=9"],
