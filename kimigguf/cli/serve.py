@@ -49,14 +49,12 @@ _PLAN_OWNS: Final[Mapping[str, str]] = {
 @click.option("--no-download", is_flag=True, help="Use only what is on this machine.")
 @click.option("--api-key-file", type=click.Path(path_type=Path), help="A file of API keys, one a line.")
 @click.option("--new-api-key", is_flag=True, help="Make a key, show it once, keep it in a file of your own.")
+@click.option("--ollama-api", is_flag=True, help="Answer Ollama's clients too, on loopback, at Ollama's own port.")
 @click.option(
-    "--ollama-api",
-    "ollama_port",
-    is_flag=False,
-    flag_value=11434,
+    "--ollama-port",
     type=click.IntRange(1, 65535),
-    metavar="[PORT]",
-    help="Answer Ollama's clients too, on loopback; after the target.  [port: 11434]",
+    metavar="PORT",
+    help="The same at another port; says --ollama-api by itself.  [default: 11434]",
 )
 @click.option("--prefault", is_flag=True, help="Read the files ahead in order; faster where they are not cached.")
 @click.option("--no-selftest", is_flag=True, help="Say ready as soon as the model is loaded.")
@@ -163,20 +161,23 @@ def _serve_once(app: App, prepared: "Prepared") -> NoReturn:
 
 
 def _check_bridge(port: int, engine_port: int) -> None:
-    from kimigguf.ollama.beside import check_bridge
+    from kimigguf.ollama.beside import another_port, check_bridge
 
     if port == engine_port:
         raise UsageError(
-            f"--port and --ollama-api are both {port}",
+            f"the ports for the engine and for Ollama's clients are both {port}",
             code="same-port",
-            hint="leave the number out: kimigguf serve UD-IQ1_M --ollama-api",
+            hint=f"choose another: kimigguf serve UD-IQ1_M --ollama-port {another_port(port)}",
         )
     check_bridge(port)
 
 
 def _request(options: dict[str, Any]) -> "Request":
     from kimigguf.engines.request import Request
+    from kimigguf.ollama.beside import DEFAULT_PORT
 
+    if options.pop("ollama_api") and options["ollama_port"] is None:
+        options["ollama_port"] = DEFAULT_PORT
     plan_path, target, extra = options["plan_path"], options["target"], options["extra"]
     if plan_path is not None and target is not None and target.startswith("-"):
         # With --plan there is no target, so what stands after -- begins one place earlier.

@@ -52,7 +52,7 @@ class Request:
             ("--alias", self.alias),
             ("--models-dir", self.models_dir),
             ("--api-key-file", self.api_key_file),
-            ("--ollama-api", self.ollama_port),
+            ("--ollama-port", self.ollama_port),
             ("--restart", self.restart),
             ("--stall-timeout", round(self.stall_timeout)),
         ):

@@ -110,11 +110,11 @@ def _bind(port: int) -> socket.socket:
             f"{HOST}:{port} cannot be had for --ollama-api",
             code="port-in-use" if error.errno == errno.EADDRINUSE else "port-unusable",
             cause=f"{error.strerror}; {DEFAULT_PORT} is Ollama's own, if it runs here",
-            hint=f"choose another: kimigguf serve UD-IQ1_M --ollama-api {_another(port)}",
+            hint=f"choose another: kimigguf serve UD-IQ1_M --ollama-port {another_port(port)}",
         ) from error
     return made
 
 
-def _another(port: int) -> int:
+def another_port(port: int) -> int:
     """A port to try in place of ``port``, where nothing of ours listens by default."""
     return DEFAULT_PORT + 1 if port != DEFAULT_PORT + 1 else DEFAULT_PORT + 2

@@ -405,7 +405,7 @@ def test_a_taken_ollama_port_is_refused_before_anything_is_fetched(
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
-        code, error = refused(capsys, environ, "UD-IQ1_M", "--port", str(free_port()), "--ollama-api", str(port))
+        code, error = refused(capsys, environ, "UD-IQ1_M", "--port", str(free_port()), "--ollama-port", str(port))
     assert (code, error["code"]) == (3, "port-in-use")
     assert "--ollama-api" in error["message"]
     assert str(port) in error["message"]
@@ -415,20 +415,28 @@ def test_one_port_cannot_be_the_engines_and_ollamas(
     capsys: pytest.CaptureFixture[str], environ: dict[str, str]
 ) -> None:
     port = str(free_port())
-    code, error = refused(capsys, environ, "UD-IQ1_M", "--port", port, "--ollama-api", port)
+    code, error = refused(capsys, environ, "UD-IQ1_M", "--port", port, "--ollama-port", port)
     assert (code, error["code"]) == (2, "same-port")
+
+
+def test_ollama_api_before_the_target_takes_ollamas_port_and_not_the_target_for_one(
+    capsys: pytest.CaptureFixture[str], environ: dict[str, str]
+) -> None:
+    code, error = refused(capsys, environ, "--ollama-api", "UD-IQ1_M", "--port", "11434")
+    assert (code, error["code"]) == (2, "same-port")
+    assert "--ollama-port 11435" in error["hint"]
 
 
 def test_a_bridge_without_its_extra_says_what_to_install(
     capsys: pytest.CaptureFixture[str], environ: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "uvicorn", None)
-    code, error = refused(capsys, environ, "UD-IQ1_M", "--port", str(free_port()), "--ollama-api", str(free_port()))
+    code, error = refused(capsys, environ, "UD-IQ1_M", "--port", str(free_port()), "--ollama-port", str(free_port()))
     assert (code, error["code"]) == (3, "bridge-missing")
     assert error["hint"] == "pip install 'kimigguf[ollama-bridge]'"
 
 
 def test_a_restarted_server_gets_its_ollama_port_back() -> None:
     again = Request(target="UD-IQ1_M", ollama_port=12000).arguments("k3")
-    assert again[again.index("--ollama-api") + 1] == "12000"
-    assert "--ollama-api" not in Request(target="UD-IQ1_M").arguments("k3")
+    assert again[again.index("--ollama-port") + 1] == "12000"
+    assert "--ollama-port" not in Request(target="UD-IQ1_M").arguments("k3")

@@ -57,7 +57,7 @@ def start(tiny: Path, home: Path, *more: str) -> Served:
     port, ollama_port = free_port(), free_port()
     argv = [
         sys.executable, "-m", "kimigguf", "serve", str(tiny), "--engine", "embedded", "--port", str(port),
-        "--context", "4096", "--no-selftest", "--ollama-api", str(ollama_port), *more,
+        "--context", "4096", "--no-selftest", "--ollama-port", str(ollama_port), *more,
     ]  # fmt: skip
     environ = {"PATH": os.environ["PATH"], "HOME": str(home), "XDG_STATE_HOME": str(home / "state")}
     out, err = home / "out", home / "err"
