@@ -48,7 +48,12 @@ class Resident:
 
     anonymous_bytes: int
     file_bytes: int
-    swapped_bytes: int | None = None
+    swapped_bytes: int = 0
+
+    @property
+    def own_bytes(self) -> int:
+        """What it has taken for itself, wherever that lies now."""
+        return self.anonymous_bytes + self.swapped_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,9 +83,8 @@ class Growth:
 def growth(before: Baseline | None, resident: Resident | None, held: Held) -> Growth:
     """The growth since ``before`` by its causes. Unknown stays unknown: no cause is guessed from the others."""
     was = before or Baseline(resident=None, held=Held())
-    total = (
-        None if resident is None or was.resident is None else resident.anonymous_bytes - was.resident.anonymous_bytes
-    )
+    own = None if resident is None else resident.own_bytes
+    total = _less(own, None if was.resident is None else was.resident.own_bytes)
     checkpoints = _less(held.checkpoint_bytes, was.held.checkpoint_bytes)
     cache = _less(held.prompt_cache_bytes, was.held.prompt_cache_bytes)
     unexplained = None
@@ -114,7 +118,7 @@ def parse_resident(text: str | None) -> Resident | None:
     return Resident(
         anonymous_bytes=sizes["RssAnon"] + sizes.get("RssShmem", 0),
         file_bytes=sizes["RssFile"],
-        swapped_bytes=sizes.get("VmSwap"),
+        swapped_bytes=sizes.get("VmSwap", 0),
     )
 
 

@@ -6,49 +6,14 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 import tiny_k3
-from fakes.processes import free_port, is_open, until, with_word
+from fakes.place import Place, placed
+from fakes.processes import free_port, is_open, until
 
 pytestmark = pytest.mark.engine
-
-
-@dataclass(slots=True)
-class Place:
-    home: Path
-    model: Path
-    port: int
-
-    def environ(self) -> dict[str, str]:
-        return {"PATH": os.environ["PATH"], "HOME": str(self.home), "XDG_STATE_HOME": str(self.home / "state")}
-
-    def run(self, *argv: str) -> "subprocess.CompletedProcess[str]":
-        return subprocess.run(
-            [sys.executable, "-m", "kimigguf", *argv],
-            env=self.environ(), capture_output=True, text=True, timeout=120, check=False,
-        )  # fmt: skip
-
-    def json(self, *argv: str) -> tuple[int, dict[str, Any]]:
-        done = self.run(*argv, "--json")
-        assert done.stdout, done.stderr
-        return done.returncode, json.loads(done.stdout)
-
-    def start(self) -> dict[str, Any]:
-        port = str(self.port)
-        done = self.run(
-            "serve", str(self.model), "--json", "--engine", "embedded", "--port", port, "--context", "4096",
-            "--no-selftest", "--detach",
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr
-        answer: dict[str, Any] = json.loads(done.stdout)
-        return answer
-
-    def left(self) -> list[int]:
-        return with_word(str(self.home))
 
 
 @pytest.fixture(scope="module")
@@ -60,11 +25,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def place(model: Path, tmp_path: Path) -> Iterator[Place]:
-    place = Place(tmp_path, model, free_port())
-    yield place
-    place.run("stop", "--all")
-    for pid in place.left():
-        os.kill(pid, signal.SIGKILL)
+    with placed(tmp_path, model) as place:
+        yield place
 
 
 def test_it_is_started_looked_at_restarted_and_stopped(place: Place) -> None:

@@ -106,9 +106,10 @@ def resident(anonymous: int) -> Resident:
 def test_growth_is_shared_out_among_its_causes() -> None:
     before = Baseline(resident=resident(1000), held=Held(checkpoint_bytes=100, prompt_cache_bytes=50))
     now = Held(checkpoint_bytes=400, prompt_cache_bytes=250)
-    assert growth(before, resident(1700), now) == Growth(
-        total_bytes=700, checkpoint_bytes=300, prompt_cache_bytes=200, unexplained_bytes=200
-    )
+    added = Growth(total_bytes=700, checkpoint_bytes=300, prompt_cache_bytes=200, unexplained_bytes=200)
+    assert growth(before, resident(1700), now) == added
+    swapped = Resident(anonymous_bytes=1200, file_bytes=0, swapped_bytes=500)
+    assert growth(before, swapped, now) == added  # what was swapped out is still its own
 
 
 @pytest.mark.parametrize(
