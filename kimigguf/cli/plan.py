@@ -14,6 +14,7 @@ from kimigguf.cli.show import output_options
 from kimigguf.errors import ExitCode, MachineError
 
 if TYPE_CHECKING:
+    from kimigguf.cli.measured_show import Measured
     from kimigguf.cli.plan_target import Target
     from kimigguf.engines.command import Command
     from kimigguf.engines.engine import FoundEngine
@@ -39,6 +40,7 @@ class Answer:
     command: "Command | None"
     warnings: tuple[str, ...]
     replay: str
+    measured: "Measured"
     comparison: "Comparison | None" = None
 
     @property
@@ -134,6 +136,7 @@ def command(
       kimigguf plan UD-IQ1_M --format systemd -- --threads 64
     """  # noqa: D301 -- \b is click's marker for text that must not be wrapped
     from kimigguf.cli import plan_command, plan_export, plan_show
+    from kimigguf.cli.measured_show import measured_runs
     from kimigguf.cli.plan_target import resolve
     from kimigguf.memory.settings import KvType, Settings
     from kimigguf.placement.budget import budget
@@ -156,6 +159,8 @@ def command(
         target = resolve(app, model, models_dir=models_dir, ask_hub=ask_hub or verify, listen=listen)
     _check_readable(target)
     this = chosen_machine(app, machine)
+    quant = target.quant
+    measured = measured_runs(app, this, {} if quant is None else {quant.name: quant.size_bytes})
     engine, warnings = plan_command.planned_engine(app, this, kind=engine_kind, engine_path=engine_path, form=form)
     this, unused = plan_command.as_seen(this, engine)
     warnings = (*warnings, *unused)
@@ -176,6 +181,7 @@ def command(
         command=argv,
         warnings=(*warnings, *more),
         replay=plan_command.replay(target, model, extra),
+        measured=measured,
         comparison=comparison,
     )
     if form is not None:

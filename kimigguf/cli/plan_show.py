@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
+from kimigguf.cli import measured_show
 from kimigguf.units import GIB, memory, storage
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ def record(answer: "Answer") -> dict[str, Any]:
     data["facts_from"] = answer.target.source
     data["warnings"] = list(answer.warnings)
     data["command"] = _command_record(answer)
+    data["measured"] = [measured_show.record(told) for runs in answer.measured.values() for told in runs]
     if answer.comparison is not None:
         data["verification"] = _comparison_record(answer.comparison)
     return data
@@ -146,6 +148,7 @@ def draw(console: "Console", answer: "Answer", *, explain: bool, verbose: bool) 
         console.print(f"gave way: {words}", style="yellow", markup=False)
     for words in (*plan.notices, *answer.warnings):
         console.print(f"note: {words}", style="yellow", markup=False)
+    measured_show.draw(console, answer.measured)
     if answer.comparison is not None:
         _draw_comparison(console, answer.comparison)
     if explain:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from kimigguf.catalogue.quants import ModelProfile
+    from kimigguf.cli.measured_show import Measured
     from kimigguf.hardware.snapshot import Machine
     from kimigguf.placement.budget import Budget
     from kimigguf.placement.recommend import Recommendation, Verdict
@@ -55,6 +56,7 @@ def command(app: App, *, machine: str | None, context_tokens: int, prefer: str, 
       kimigguf recommend --context 131072 --prefer speed --json
     """  # noqa: D301 -- \b is click's marker for text that must not be wrapped
     from kimigguf.catalogue.profiles import load_model
+    from kimigguf.cli.measured_show import draw, measured_runs
     from kimigguf.memory.settings import Settings
     from kimigguf.placement.budget import budget
     from kimigguf.placement.plan import check_context
@@ -66,11 +68,14 @@ def command(app: App, *, machine: str | None, context_tokens: int, prefer: str, 
     have = budget(this)
     here = _whole_here(app) if this.is_this_one else {}
     answer = recommend(profile, have, this.disks, Settings(context_tokens=context_tokens), Prefer(prefer), here=here)
-    data = _record(this.name, profile, have, answer, context_tokens=context_tokens, prefer=prefer)
-    app.show.answer(
-        data,
-        lambda console: _draw(console, this, profile, have, answer, context_tokens=context_tokens, verbose=verbose),
-    )
+    measured = measured_runs(app, this, {quant.name: quant.size_bytes for quant in profile.quants})
+    data = _record(this.name, profile, have, answer, measured=measured, context_tokens=context_tokens, prefer=prefer)
+
+    def human(console: "Console") -> None:
+        _draw(console, this, profile, have, answer, context_tokens=context_tokens, verbose=verbose)
+        draw(console, measured)
+
+    app.show.answer(data, human)
     return ExitCode.DONE if answer.recommended else ExitCode.ANSWERED_NO
 
 
@@ -84,8 +89,17 @@ def _whole_here(app: App) -> dict[str, str]:
 
 
 def _record(
-    name: str, profile: "ModelProfile", have: "Budget", answer: "Recommendation", *, context_tokens: int, prefer: str
+    name: str,
+    profile: "ModelProfile",
+    have: "Budget",
+    answer: "Recommendation",
+    *,
+    measured: "Measured",
+    context_tokens: int,
+    prefer: str,
 ) -> dict[str, Any]:
+    from kimigguf.cli.measured_show import record
+
     margin = profile.margin
     return {
         "schema": "kimigguf.recommend/1",
@@ -113,6 +127,7 @@ def _record(
                 "need_high_bytes": verdict.need_high_bytes,
                 "ledger_bytes": verdict.ledger_bytes,
                 "reasons": list(verdict.reasons),
+                "measured": [record(told) for told in measured.get(verdict.quant, ())],
             }
             for verdict in answer.verdicts
         ],

@@ -6,9 +6,10 @@ elsewhere has a ``source`` that is a URL; ``bench`` writes its own name.
 
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from enum import StrEnum
 from itertools import count
 from pathlib import Path
 from typing import Final
@@ -58,13 +59,13 @@ class PeakMemory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """One real run. ``date`` is ISO 8601 in UTC, ``source`` a URL or ``kimigguf bench``, ``engine`` a build."""
+    """One real run. ``date`` is ISO 8601, ``source`` a URL or ``kimigguf bench``, ``engine`` a build."""
 
     source: str
-    date: str
     machine: Fingerprint
     model: MeasuredModel
     speeds: tuple[Speed, ...]
+    date: str | None = None
     engine: str | None = None
     clock: Clock | None = None
     note: str | None = None
@@ -107,7 +108,9 @@ def save(run: Run, environ: Mapping[str, str] = os.environ) -> Path:
     import tomli_w  # noqa: PLC0415 -- only when saving
 
     folder = profile_files.own_folder(KIND, environ)
-    stem = re.sub(r"[^a-z0-9]+", "-", f"{run.model.quant or run.model.architecture or 'model'} {run.date}".lower())
+    stem = re.sub(
+        r"[^a-z0-9]+", "-", f"{run.model.quant or run.model.architecture or 'model'} {run.date or ''}".lower()
+    )
     text = f"# Written by `{BENCH}`; recommend and plan show it on this machine.\n"
     text += tomli_w.dumps(without_unknown(asdict(run)))
     part = folder / f".{stem}.{os.getpid()}.part"
@@ -127,22 +130,55 @@ def save(run: Run, environ: Mapping[str, str] = os.environ) -> Path:
         part.unlink(missing_ok=True)
 
 
-def matching(runs: Iterable[Run], machine: Fingerprint, quant: str, size_bytes: int) -> tuple[Run, ...]:
-    """The runs of this quant on such a machine, the latest first; those that were made here before reports of others.
+class Where(StrEnum):
+    """Where a run was made, as seen from the machine that is asked about."""
+
+    HERE = "here"
+    ON_SUCH = "on such a machine"
+    ELSEWHERE = "elsewhere"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Told:
+    """A run that speaks of the quant and the machine at hand, and the file it stands in."""
+
+    where: Where
+    run: Run
+    file: str
+
+
+def matching(
+    runs: Mapping[str, Run], machine: Fingerprint, quant: str, size_bytes: int, *, is_this_one: bool
+) -> tuple[Told, ...]:
+    """The latest own run of this quant on such a machine; where there is none, what others report of one, latest first.
 
     The size is held against the catalogue's as well: a test model may carry a quant's name.
+
+    Args:
+        runs: By file.
+        machine: What is asked about.
+        quant: Its name.
+        size_bytes: The catalogue's size of its files.
+        is_this_one: Whether that is the machine at hand, as it was just read.
     """
     fitting = [
-        run
-        for run in runs
+        (file, run)
+        for file, run in runs.items()
         if run.model.quant == quant
-        and (run.model.size_bytes is not None or run.was_elsewhere)
-        and (run.model.size_bytes is None or abs(run.model.size_bytes - size_bytes) <= size_bytes // _SIZE_TOLERANCE)
+        and _same_size(run, size_bytes)
         and is_such(run.machine, machine)
         and any(speed.decode_tokens_per_second for speed in run.speeds)
     ]
-    latest = sorted(fitting, key=lambda run: run.date, reverse=True)
-    return tuple(sorted(latest, key=lambda run: run.was_elsewhere))
+    fitting.sort(key=lambda one: one[1].date or "", reverse=True)
+    own = [(file, run) for file, run in fitting if not run.was_elsewhere]
+    where = Where.ELSEWHERE if not own else Where.HERE if is_this_one else Where.ON_SUCH
+    return tuple(Told(where=where, run=run, file=file) for file, run in own[:1] or fitting)
+
+
+def _same_size(run: Run, size_bytes: int) -> bool:
+    """Whether it ran the very files; what others report seldom says, what ``bench`` keeps must."""
+    told = run.model.size_bytes
+    return run.was_elsewhere if told is None else abs(told - size_bytes) <= size_bytes // _SIZE_TOLERANCE
 
 
 def in_words(run: Run) -> str:
@@ -150,7 +186,7 @@ def in_words(run: Run) -> str:
     rows = [speed for speed in run.speeds if speed.decode_tokens_per_second is not None]
     figures = ", ".join(_figure(speed, plain=len(rows) == 1) for speed in rows)
     context = run.settings.context_tokens
-    facts = [f"context {context:,}" if context else "", run.engine or "", run.date[:10]]
+    facts = [f"context {context:,}" if context else "", run.engine or "", (run.date or "")[:10]]
     facts += [run.source] if run.was_elsewhere else []
     return f"{figures} ({', '.join(fact for fact in facts if fact)})"
 
