@@ -31,7 +31,7 @@ _COLOURS = {"passed": "green", "failed": "bold red", "unknown": "yellow"}
 @click.option("--context", "context_tokens", type=int, default=32768, show_default=True, help="Tokens of context.")
 @click.option("--dry-run", is_flag=True, help="Look and plan; write nothing.")
 @click.option("--force", is_flag=True, help="Replace a model of that name; go on where the disk cannot be seen.")
-@click.option("--copy", is_flag=True, help="Send copies even where the shards could be linked into Ollama's folder.")
+@click.option("--copy", is_flag=True, help="Send copies even where files could be linked into Ollama's folder.")
 @click.option("--models-dir", type=click.Path(path_type=Path), help="Where the downloaded quants lie.")
 @click.option("--check", "checked", metavar="NAME", help="Only prove again that a registered model answers.")
 @click.option("--remove", "removed", metavar="NAME", help="Only remove a registered model.")
@@ -52,8 +52,9 @@ def command(
 ) -> int:
     """Register a quant with Ollama, after a look at whether that is a good idea.
 
-    Ollama before 0.32.15 cannot load K3; before 0.35 it needs three times the quant's size on its disk; and it has no
-    setting for expert offload. All of that is checked before anything is written. `kimigguf serve` costs no disk.
+    Ollama before 0.32.15 cannot load K3; before 0.35 it merges shards itself, at three times their size on its disk, so
+    they are merged here first where that takes less; and it has no setting for expert offload. All of that is looked
+    at before anything is written. `kimigguf serve --ollama-api` costs no disk.
 
     \b
     Examples:
@@ -121,7 +122,7 @@ def _register(app: App, registration: "Registration") -> int:
     for check in registration.checks:
         app.show.note(_line(check))
     with app.show.progress() as listen:
-        register(registration, listen)
+        register(registration, listen, environ=app.environ)
         with open_session(registration.server, load_minutes=registration.load_minutes) as session:
             proof = prove(session, registration.name, listen)
     app.show.answer(_record(registration, proof), lambda console: _draw_done(console, registration, proof))
@@ -175,8 +176,12 @@ def _record(registration: "Registration", proof: "Proof | None") -> dict[str, An
             "free_bytes": folder.free_bytes,
         },
         "disk": asdict(registration.need),
+        "way": None if registration.chosen.fits is False else registration.chosen.route,
+        "way_reason": registration.survey.reason,
+        "ways": [asdict(way) | {"fits": way.fits} for way in registration.survey.candidates],
         "link": registration.link,
-        "way_reason": registration.way_reason,
+        "merge_folder": _merge_folder(registration),
+        "already_registered": registration.already,
         "checks": [asdict(check) for check in registration.checks],
         "blocking": None if registration.blocking is None else registration.blocking.code,
         "parameters": dict(registration.parameters),
@@ -186,6 +191,11 @@ def _record(registration: "Registration", proof: "Proof | None") -> dict[str, An
         "proof": None if proof is None else asdict(proof),
         "run": f"ollama run {registration.name}",
     }
+
+
+def _merge_folder(registration: "Registration") -> dict[str, Any] | None:
+    work = registration.survey.work
+    return None if work is None else asdict(work) | {"folder": str(work.folder)}
 
 
 def _line(check: "Check") -> str:
@@ -208,29 +218,10 @@ def _draw_checks(console: "Console", checks: "Iterable[Check]") -> None:
 
 
 def _draw_plan(console: "Console", registration: "Registration") -> None:
-    from rich import box
-    from rich.table import Table
 
     _draw_checks(console, registration.checks)
-    need, folder = registration.need, registration.folder
-    console.print("Disk in Ollama's models folder", style="bold")
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
-    for heading in ("", "taken on top", "free"):
-        table.add_column(heading, justify="left" if not heading else "right", no_wrap=True)
-    free = folder.free_bytes if folder else None
-    rows = (
-        ("now", 0),
-        ("at the peak", need.peak_bytes),
-        ("when registered", need.after_bytes),
-        ("after a restart of Ollama", need.settled_bytes),
-    )
-    for moment, taken in rows:
-        table.add_row(moment, storage(taken), storage(None if free is None else free - taken))
-    console.print(table)
-    merge = {"keep": "kept as shards", "merge": "merged by Ollama", "single": "one file"}[need.way]
-    console.print(
-        f"way: {'linked' if registration.link else 'sent'}, then {merge} ({registration.way_reason})\n", markup=False
-    )
+    _draw_ways(console, registration)
+    _draw_disk(console, registration)
     console.print("Modelfile", style="bold")
     console.print(registration.modelfile, markup=False)
     _draw_environment(console, registration)
@@ -240,6 +231,60 @@ def _draw_plan(console: "Console", registration: "Registration") -> None:
         else "nothing was written; the same command without --dry-run registers it",
         markup=False,
     )
+
+
+def _draw_ways(console: "Console", registration: "Registration") -> None:
+    from rich import box
+    from rich.table import Table
+
+    chosen, source = registration.chosen, registration.source
+    console.print("Ways", style="bold")
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
+    table.add_column("")
+    table.add_column("", overflow="fold")
+    for heading in ("peak", "kept", "room"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for letter, way in zip("ab", registration.survey.candidates, strict=False):
+        room = {True: "yes", False: "no", None: "unknown"}[way.fits]
+        style = "bold" if way is chosen and way.fits is not False else None
+        peak = storage(way.need.peak_bytes + way.need.work_bytes)
+        table.add_row(letter, way.how, peak, storage(way.need.settled_bytes), room, style=style)
+    beside = f"beside Ollama: kimigguf serve {source.pasted} --ollama-api"
+    table.add_row("c", beside, storage(0), storage(0), "yes", style="bold" if chosen.fits is False else None)
+    console.print(table)
+    if chosen.fits is False:
+        console.print("way c: there is no room for another\n")
+    else:
+        letter = "ab"[registration.survey.candidates.index(chosen)]
+        console.print(f"way {letter}: {registration.survey.reason}\n", markup=False)
+
+
+def _draw_disk(console: "Console", registration: "Registration") -> None:
+    from rich import box
+    from rich.table import Table
+
+    need, folder, work = registration.need, registration.folder, registration.survey.work
+    console.print("Disk of Ollama's models folder", style="bold")
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
+    for heading in ("", "taken on top", "free"):
+        table.add_column(heading, justify="left" if not heading else "right", no_wrap=True)
+    free = folder.free_bytes if folder else None
+    rows: tuple[tuple[str, int], ...] = (
+        ("now", 0),
+        ("at the peak", need.peak_bytes),
+        ("when registered", need.after_bytes),
+        ("after a restart of Ollama, an hour later", need.settled_bytes),
+    )
+    if need.way != "merge" or need.present_bytes:
+        rows = rows[:3]  # nothing is left to be cleared away, or not all of it is new
+    for moment, taken in rows:
+        table.add_row(moment, storage(taken), storage(None if free is None else free - taken))
+    console.print(table)
+    if need.work_bytes and work is not None:
+        console.print(
+            f"and {storage(need.work_bytes)} for a while in {work.folder}, where {storage(work.free_bytes)} are free\n",
+            markup=False,
+        )
 
 
 def _draw_environment(console: "Console", registration: "Registration") -> None:

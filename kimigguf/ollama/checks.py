@@ -6,21 +6,20 @@ from dataclasses import dataclass
 from typing import Final
 
 from kimigguf.errors import KimiggufError, MachineError, NetworkError, UsageError
-from kimigguf.ollama.disk import KEEPS_SHARDS_TEXT, SMALL_BYTES, DiskNeed, Way
+from kimigguf.ollama.disk import KEEPS_SHARDS_TEXT, Way
 from kimigguf.ollama.evidence import Blame, Check, State, blocked, passed, unknown
 from kimigguf.ollama.modelfile import slow_load_seconds
 from kimigguf.ollama.server import K3_VERSION_TEXT, OllamaServer
 from kimigguf.ollama.source import Source
 from kimigguf.ollama.storage import ModelsFolder, ServerEnvironment
+from kimigguf.ollama.ways import Candidate, Route
+from kimigguf.ollama.workplace import Workplace
 from kimigguf.units import duration, storage
 
 _K3: Final = "kimi-k3"
 _NAME: Final = re.compile(r"(?:[A-Za-z0-9][\w.-]{0,79}/){0,2}[A-Za-z0-9_][\w.-]{0,79}(?::[A-Za-z0-9_][\w.-]{0,79})?")
 _SPLIT: Final = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
-_BRIDGE: Final = (
-    "Ollama's clients reach that through: pip install starlette uvicorn &&"
-    " python -m kimigguf.ollama.bridge --upstream http://127.0.0.1:8080"
-)
+_NO_DISK: Final = "it costs no disk to run it beside Ollama, and Ollama's clients reach it too: kimigguf serve"
 _UPGRADE: Final = "curl -fsSL https://ollama.com/install.sh | sh"
 _DEFAULT_LOAD_SECONDS: Final = 300.0
 """Ollama's own patience with a load."""
@@ -30,7 +29,8 @@ _DEFAULT_LOAD_SECONDS: Final = 300.0
 class Facts:
     """All that is known before anything is written. ``taken`` holds the server's model names, None: not asked.
 
-    ``installed``: an ``ollama`` is on PATH.
+    ``installed``: an ``ollama`` is on PATH. ``already``: the model of that name is the one that would be registered.
+    ``work`` is where the set can be merged.
     """
 
     name: str
@@ -41,7 +41,9 @@ class Facts:
     settings: ServerEnvironment
     folder: ModelsFolder | None
     taken: frozenset[str] | None
-    need: DiskNeed
+    already: bool
+    chosen: Candidate
+    work: Workplace | None
 
 
 def full_name(name: str) -> str:
@@ -104,14 +106,14 @@ def _server(facts: Facts) -> Iterator[Check]:
         yield passed("version", server.reason)
     if server.local:
         yield passed("where it runs", "on this machine")
-    elif facts.source.files and facts.need.send_bytes == 0:
+    elif facts.source.files and facts.chosen.need.send_bytes == 0:
         yield passed("where it runs", "elsewhere, and it has every shard already")
     else:
         yield blocked(
             "where it runs",
             f"{server.url} is not this machine: it lacks our files, and its disk cannot be seen from here",
             code="ollama-remote",
-            hint=f"run this on the machine where Ollama runs: kimigguf ollama-register {facts.source.label}",
+            hint=f"run this on the machine where Ollama runs: kimigguf ollama-register {facts.source.pasted}",
         )
 
 
@@ -193,17 +195,20 @@ def _name(facts: Facts) -> Check:
         return passed("name", f"{name} is free")
     if facts.force:
         return passed("name", f"{name} is taken and will be replaced (--force)")
+    if facts.already:
+        return passed("name", f"{name} is registered already, with these very files and parameters")
     return blocked(
         "name",
         f"Ollama has a model {name} already",
         code="name-taken",
-        hint=f"give another --name, or replace it: kimigguf ollama-register {facts.source.label} --name {name} --force",
+        hint=f"give another --name, or replace it: kimigguf ollama-register {facts.source.pasted} --name {name} --force"
+        f"; if it is this quant, prove it: kimigguf ollama-register --check {name}",
         blame=Blame.REQUEST,
     )
 
 
 def _disk(facts: Facts) -> Iterator[Check]:
-    folder, need = facts.folder, facts.need
+    folder, need = facts.folder, facts.chosen.need
     if not facts.server.local:
         return
     if folder is None or folder.free_bytes is None:
@@ -213,7 +218,7 @@ def _disk(facts: Facts) -> Iterator[Check]:
         else:
             yield blocked(
                 "models folder", text, code="ollama-folder-unknown", state=State.UNKNOWN,
-                hint=f"OLLAMA_MODELS=FOLDER kimigguf ollama-register {facts.source.label}, or go on with --force",
+                hint=f"OLLAMA_MODELS=FOLDER kimigguf ollama-register {facts.source.pasted}, or go on with --force",
             )  # fmt: skip
         return
     where = f"{folder.path} ({folder.source})"
@@ -221,24 +226,50 @@ def _disk(facts: Facts) -> Iterator[Check]:
         yield passed("models folder", f"{where}; the server has what lies there")
     else:
         yield unknown("models folder", f"{where}; nothing lies there yet that the server could be asked for")
-    peak = need.peak_bytes + SMALL_BYTES
-    text = f"{storage(folder.free_bytes)} free, {storage(need.peak_bytes)} needed at the peak: {_why(need)}"
-    if folder.free_bytes >= peak:
-        yield passed("space", text)
-        return
-    ways = [f"it costs no disk to run it without Ollama: kimigguf serve {facts.source.label}", _BRIDGE]
+    yield _space(facts, folder)
+    if facts.work is not None and need.work_bytes:
+        yield _work_space(facts, facts.work)
+
+
+def _space(facts: Facts, folder: ModelsFolder) -> Check:
+    need = facts.chosen.need
+    text = f"{storage(folder.free_bytes)} free, {storage(need.peak_bytes)} needed at the peak: {_why(facts.chosen)}"
+    if not facts.chosen.short_bytes:
+        return passed("space", text)
+    ways = [f"{_NO_DISK} {facts.source.pasted} --ollama-api"]
     if need.way is Way.MERGE:
         less = storage(need.send_bytes) if need.send_bytes else "nothing"
-        ways.insert(0, f"Ollama {KEEPS_SHARDS_TEXT} or later needs {less} more ({_UPGRADE})")
-    yield blocked(
+        ways.append(f"Ollama {KEEPS_SHARDS_TEXT} or later needs {less} more ({_UPGRADE})")
+    return blocked(
         "space",
-        f"{storage(peak - folder.free_bytes)} of disk are missing on {folder.path}: {text}",
+        f"{storage(facts.chosen.short_bytes)} of disk are missing on {folder.path}: {text}",
         code="ollama-no-space",
         hint="; or ".join(ways),
     )
 
 
-def _why(need: DiskNeed) -> str:
+def _work_space(facts: Facts, work: Workplace) -> Check:
+    need, short = facts.chosen.need, facts.chosen.work_short_bytes
+    text = (
+        f"{storage(work.free_bytes)} free in {work.folder}, {storage(need.work_bytes)} needed to merge the shards there"
+    )
+    if not short:
+        return passed("merge folder", text)
+    return blocked(
+        "merge folder",
+        f"{storage(short)} of disk are missing: {text}",
+        code="ollama-no-space",
+        hint=f"{_NO_DISK} {facts.source.pasted} --ollama-api; or make room there",
+    )
+
+
+def _why(chosen: Candidate) -> str:
+    need = chosen.need
+    if chosen.route is Route.MERGED:
+        size = storage(need.settled_bytes)
+        if need.present_bytes:
+            return f"Ollama has the merged {size}"
+        return f"{size} merged first, then linked" if chosen.link else f"{size} merged first, then sent and removed"
     sent = f"{storage(need.send_bytes)} of shards to copy" if need.send_bytes else "no shard to copy"
     if need.linked_bytes:
         sent = f"{storage(need.linked_bytes)} of shards linked, which takes no disk"
@@ -246,9 +277,8 @@ def _why(need: DiskNeed) -> str:
         sent += f" ({storage(need.present_bytes)} are there)"
     if need.way is not Way.MERGE:
         return f"{sent}, none merged"
-    return (
-        f"{sent}, and twice {storage(need.settled_bytes)} while Ollama merges them (until {KEEPS_SHARDS_TEXT} it does)"
-    )
+    merging = f"twice {storage(need.settled_bytes)} while Ollama merges them (until {KEEPS_SHARDS_TEXT} it does)"
+    return f"{sent}, and {merging}"
 
 
 def _settings(facts: Facts) -> Iterator[Check]:

@@ -2,9 +2,9 @@
 
 Ollama copies what it is sent into its blobs. Before 0.35.0 it then merges a split set: into one temporary file, and
 that into a second one that becomes the blob, while the shards still lie there; they go when Ollama starts again.
-From 0.35.0 on it keeps the shards and merges nothing.
+From 0.35.0 on it keeps the shards and merges nothing. A blob younger than an hour outlives the start.
 Source: https://github.com/ollama/ollama/blob/main/server/create_split_gguf.go (`mergeSplitGGUFToLayer` until 0.34,
-`splitGGUFMinOllamaVersion` since) and manifest/layer.go (`NewLayer`).
+`splitGGUFMinOllamaVersion` since), manifest/layer.go (`NewLayer`) and images.go (`layerPruneGracePeriod`).
 """
 
 from collections.abc import Iterable
@@ -28,7 +28,7 @@ class Way(StrEnum):
     MERGE = "merge"
     """They are merged into one more file of their size, through a temporary one."""
     SINGLE = "single"
-    """There is one file, and nothing to merge."""
+    """It gets one file, and has nothing to merge."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +38,8 @@ class DiskNeed:
     ``send_bytes`` have to be sent, ``present_bytes`` lie there already. ``peak_bytes`` is the most that is needed at
     any moment, ``after_bytes`` what is taken when the registration is done, ``settled_bytes`` what the model takes
     once Ollama has been started again. ``linked_bytes`` are put there without taking disk: they are our own files.
+    All of these are of the file system of Ollama's models folder. ``work_bytes`` is the most that is taken on another
+    one, where the set is merged before it is sent; nothing of it stays.
     """
 
     way: Way
@@ -47,6 +49,7 @@ class DiskNeed:
     peak_bytes: int
     after_bytes: int
     settled_bytes: int
+    work_bytes: int = 0
 
 
 def way_for(version: str | None, files: int) -> Way:
@@ -76,4 +79,27 @@ def need(way: Way, sizes: Iterable[tuple[int, bool]], *, linked: bool = False) -
         peak_bytes=copied + 2 * merged,
         after_bytes=copied + merged,
         settled_bytes=merged or (0 if linked else total),
+    )
+
+
+def need_merged(size_bytes: int, *, begun_bytes: int, present: bool, linked: bool, apart: bool) -> DiskNeed:
+    """The disk need of a set of ``size_bytes`` that is merged before Ollama gets it.
+
+    ``begun_bytes`` of the merged file lie there from an earlier run; ``present``: Ollama has it already. ``linked``: it
+    becomes a blob by its name and is only written once; else it is sent, and removed when that is done. ``apart``: it
+    is merged on another file system than that of Ollama's models.
+    """
+    to_write = 0 if present else size_bytes - begun_bytes
+    sent = 0 if present or linked else size_bytes
+    here = 0 if apart else to_write
+    kept = to_write if linked else sent - (0 if apart else begun_bytes)
+    return DiskNeed(
+        way=Way.SINGLE,
+        send_bytes=sent,
+        present_bytes=size_bytes if present else 0,
+        linked_bytes=size_bytes if linked and not present else 0,
+        peak_bytes=here + sent,
+        after_bytes=-begun_bytes if present and not apart else kept,
+        settled_bytes=size_bytes,
+        work_bytes=to_write if apart and not linked else 0,
     )

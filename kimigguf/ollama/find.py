@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from kimigguf.catalogue.profiles import find_quant, load_model
@@ -23,12 +24,19 @@ def find_source(text: str, environ: Mapping[str, str], models_dir: Path | None =
     profile = load_model(environ=environ)
     path = Path(text).expanduser()
     if path.exists() or os.sep in text or text.endswith(".gguf"):
-        return describe(store.stored_at(path), profile)
+        return replace(describe(store.stored_at(path), profile), named=text)
     quant = find_quant(profile, text)
-    stored = store.locate(store.models_dir(environ, models_dir), quant, repository=profile.repository.id)
+    models = store.models_dir(environ, models_dir)
+    stored = store.locate(models, quant, repository=profile.repository.id)
     if stored is None:
-        return Source(label=quant.name, quant=quant, architecture=profile.architecture, size_bytes=quant.size_bytes)
-    return describe(stored, profile)
+        return Source(
+            label=quant.name,
+            quant=quant,
+            architecture=profile.architecture,
+            size_bytes=quant.size_bytes,
+            folder=models,
+        )
+    return replace(describe(stored, profile), named=text)
 
 
 def describe(stored: StoredSet, profile: ModelProfile) -> Source:

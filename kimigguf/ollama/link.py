@@ -2,11 +2,12 @@
 
 Ollama takes a blob for present when a file of its name lies there (`HeadBlobHandler` in
 https://github.com/ollama/ollama/blob/main/server/routes.go). It checks no digest then, so the hash must be sure before.
+A blob that it registers it also touches (`touchLayer` in manifest/layer.go), which the system allows to the file's
+owner and to root only: a link to a file of another user would be found and then refused.
 """
 
 import contextlib
 import os
-import stat
 from pathlib import Path
 from typing import Final
 
@@ -20,21 +21,54 @@ _FICLONE: Final = 0x40049409
 
 def why_not(source: Source, folder: ModelsFolder | None) -> str | None:
     """Why the set cannot be linked into Ollama's folder; None where it can."""
-    if folder is None or folder.device is None:
-        return "Ollama's folder is not known"
-    if not folder.writable:
-        return f"this user may not write to {folder.path / 'blobs'}"
-    try:
-        owner = (folder.path / "blobs").stat().st_uid
-        looks = [(file, file.path.stat()) for file in source.files]
-    except OSError as error:
-        return f"{error.filename} cannot be looked at"
-    for file, found in looks:
-        if found.st_dev != folder.device:
-            return f"{folder.path} is on another file system than the shards"
-        if found.st_uid != owner and not found.st_mode & stat.S_IROTH:
-            return f"the user that owns Ollama's folder may not read {file.name}"
+    if folder is None or (closed := _closed(folder)) is not None:
+        return closed if folder else "Ollama's folder is not known"
+    for file in source.files:
+        try:
+            found = file.path.stat()
+        except OSError:
+            return f"{file.path} cannot be looked at"
+        if (reason := _apart(file.name, found.st_dev, found.st_uid, folder)) is not None:
+            return reason
     return None
+
+
+def why_not_new(device: int, folder: ModelsFolder | None) -> str | None:
+    """Why a file that this user would make on a file system could not be linked into Ollama's folder."""
+    if folder is None or (closed := _closed(folder)) is not None:
+        return closed if folder else "Ollama's folder is not known"
+    user = _user()
+    # Root gives it to whom Ollama runs as: see ``hand_over``.
+    return _apart("the merged file", device, folder.owner if user == 0 else user, folder)
+
+
+def _closed(folder: ModelsFolder) -> str | None:
+    if folder.device is None or folder.owner is None:
+        return f"{folder.path} cannot be looked at"
+    return None if folder.writable else f"this user may not write to {folder.path / 'blobs'}"
+
+
+def _apart(name: str, device: int, owner: int | None, folder: ModelsFolder) -> str | None:
+    if device != folder.device:
+        return f"{folder.path} is on another file system than {name}"
+    if folder.owner not in {0, owner}:
+        return f"{name} belongs to another user than Ollama's blobs, and Ollama must own what it registers"
+    return None
+
+
+def _user() -> int | None:
+    return os.geteuid() if hasattr(os, "geteuid") else None
+
+
+def hand_over(path: Path, folder: ModelsFolder) -> None:
+    """Make a file that is ours one that Ollama may read and touch.
+
+    Raises:
+        OSError: It is not ours.
+    """
+    path.chmod(0o644)
+    if _user() == 0 and folder.owner is not None:
+        os.chown(path, folder.owner, -1)
 
 
 def place(file: SourceFile, digest: str, folder: ModelsFolder) -> bool:
@@ -45,7 +79,7 @@ def place(file: SourceFile, digest: str, folder: ModelsFolder) -> bool:
     """
     target = folder.path / "blobs" / digest.replace(":", "-", 1)
     try:
-        if _clone(file.path, target):
+        if _clone(file.path, target, folder):
             return False
         os.link(file.path, target)
     except OSError as error:
@@ -64,7 +98,7 @@ def take_back(digest: str, folder: ModelsFolder) -> None:
         (folder.path / "blobs" / digest.replace(":", "-", 1)).unlink()
 
 
-def _clone(source: Path, target: Path) -> bool:
+def _clone(source: Path, target: Path, folder: ModelsFolder) -> bool:
     """Clone a file; false where the system or the file system cannot."""
     try:
         from fcntl import ioctl  # noqa: PLC0415 -- there is none on Windows
@@ -75,6 +109,7 @@ def _clone(source: Path, target: Path) -> bool:
     try:
         with source.open("rb") as original, unfinished.open("xb") as copy:
             ioctl(copy.fileno(), _FICLONE, original.fileno())
+        hand_over(unfinished, folder)
         unfinished.replace(target)
     except OSError:
         with contextlib.suppress(OSError):

@@ -3,25 +3,30 @@
 import contextlib
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from kimigguf.download.hashing import hash_files
 from kimigguf.engines.serving import load_serving
 from kimigguf.errors import ServerError, UsageError
 from kimigguf.events import Listener, Step
 from kimigguf.memory.settings import Settings
 from kimigguf.ollama import checks as checking
 from kimigguf.ollama import modelfile as writing
-from kimigguf.ollama.disk import DiskNeed, need, way_for
+from kimigguf.ollama.disk import DiskNeed
 from kimigguf.ollama.evidence import Check
-from kimigguf.ollama.link import why_not
+from kimigguf.ollama.link import hand_over
+from kimigguf.ollama.merge import Job, merge
+from kimigguf.ollama.registered import registered
 from kimigguf.ollama.server import PATIENT_SECONDS, OllamaServer, look
 from kimigguf.ollama.session import Session, mapped, open_session
-from kimigguf.ollama.source import Source
+from kimigguf.ollama.source import Source, SourceFile
 from kimigguf.ollama.storage import ModelsFolder, ServerEnvironment, models_folder, server_environment
-from kimigguf.ollama.transfer import Blob, bring_all
+from kimigguf.ollama.survey import Survey, survey
+from kimigguf.ollama.transfer import Blob, bring_all, damaged
+from kimigguf.ollama.ways import Candidate, Route
 
 _DEFAULT_MODEL: Final = "kimi-k3"
 
@@ -30,7 +35,7 @@ _DEFAULT_MODEL: Final = "kimi-k3"
 class Registration:
     """Everything that would be done, and whether it may be. ``blocking`` is the first check that forbids it.
 
-    ``link`` says whether the shards are linked into Ollama's folder, ``way_reason`` why or why not.
+    ``already``: Ollama has a model of that name with these very files, parameters and licence.
     """
 
     name: str
@@ -38,9 +43,8 @@ class Registration:
     server: OllamaServer
     settings: ServerEnvironment
     folder: ModelsFolder | None
-    need: DiskNeed
-    link: bool
-    way_reason: str
+    survey: Survey
+    already: bool
     checks: tuple[Check, ...]
     parameters: Mapping[str, writing.Value]
     modelfile: str
@@ -55,6 +59,20 @@ class Registration:
     @property
     def blocking(self) -> Check | None:
         return next((check for check in self.checks if check.blocks), None)
+
+    @property
+    def chosen(self) -> Candidate:
+        """The way that is taken."""
+        return self.survey.chosen
+
+    @property
+    def need(self) -> DiskNeed:
+        return self.chosen.need
+
+    @property
+    def link(self) -> bool:
+        """Whether the files become blobs without a copy."""
+        return self.chosen.link
 
 
 def default_name(source: Source) -> str:
@@ -75,19 +93,24 @@ def plan(
 ) -> Registration:
     """Look at everything and write nothing. Never raises for what a check can say.
 
-    ``copy``: send copies even where the shards could be linked.
+    ``copy``: send copies even where files could be linked.
     """
     settings = settings or Settings()
     name = name or default_name(source)
     server = look(environ, deadline_seconds=PATIENT_SECONDS)
     inside = server_environment(environ) if server.local else ServerEnvironment(values={}, source=None)
-    folder, taken, present = _ask(server, source, environ, inside)
-    hindrance = "--copy was given" if copy else why_not(source, folder)
-    link = hindrance is None and bool(source.files)
-    disk = _need(source, server, present, link=link)
     parameters = writing.parameters(
         load_serving(source.architecture or _DEFAULT_MODEL, environ), settings.context_tokens
     )
+    folder, taken = None, None
+    has_blob: Callable[[str], bool | None] = _unknown
+    with contextlib.ExitStack() as stack:
+        if server.reachable:
+            session = stack.enter_context(open_session(server))
+            folder = models_folder(environ, inside, has_blob=session.has_blob) if server.local else None
+            taken, has_blob = session.names(), session.has_blob
+        found = survey(source, server, folder, environ, has_blob=has_blob, copy=copy)
+    already = _is_already(found, folder, _taken_name(name, taken), parameters, licence)
     facts = checking.Facts(
         name=name,
         force=force,
@@ -97,7 +120,9 @@ def plan(
         settings=inside,
         folder=folder,
         taken=taken,
-        need=disk,
+        already=already,
+        chosen=found.chosen,
+        work=found.work,
     )
     return Registration(
         name=name,
@@ -105,9 +130,8 @@ def plan(
         server=server,
         settings=inside,
         folder=folder,
-        need=disk,
-        link=link,
-        way_reason="the shards and Ollama's folder share a file system" if link else f"copied: {hindrance}",
+        survey=found,
+        already=already and not force,
         checks=checking.judge(facts),
         parameters=parameters,
         modelfile=writing.modelfile(_from_line(source), parameters, licence=licence),
@@ -116,19 +140,31 @@ def plan(
     )
 
 
+def _unknown(_digest: str) -> bool | None:
+    return None
+
+
 def _installed(environ: Mapping[str, str]) -> bool:
     return shutil.which("ollama", path=environ.get("PATH", "")) is not None
 
 
-def _ask(
-    server: OllamaServer, source: Source, environ: Mapping[str, str], inside: ServerEnvironment
-) -> tuple[ModelsFolder | None, frozenset[str] | None, frozenset[str]]:
-    """What only the server itself can tell: its folder, its models' names, and which of our files it has."""
-    if not server.reachable:
-        return None, None, frozenset()
-    with open_session(server) as session:
-        folder = models_folder(environ, inside, has_blob=session.has_blob) if server.local else None
-        return folder, session.names(), _present(session, source)
+def _taken_name(name: str, taken: frozenset[str] | None) -> str | None:
+    """The name as Ollama lists it, where it has a model of that name."""
+    wanted = checking.full_name(name).lower()
+    return next((other for other in taken or () if other.lower() == wanted), None)
+
+
+def _is_already(
+    found: Survey,
+    folder: ModelsFolder | None,
+    name: str | None,
+    parameters: Mapping[str, writing.Value],
+    licence: str | None,
+) -> bool:
+    if folder is None or name is None or found.digests is None:
+        return False
+    there = registered(folder.path, name)
+    return there is not None and there.is_this(found.digests, parameters, licence)
 
 
 def _from_line(source: Source) -> str:
@@ -137,37 +173,61 @@ def _from_line(source: Source) -> str:
     return str(source.folder if len(source.files) > 1 else source.files[0].path)
 
 
-def _present(session: Session, source: Source) -> frozenset[str]:
-    """The names of the files whose recorded hash the server has a blob for."""
-    return frozenset(
-        file.name for file in source.files if file.sha256 is not None and session.has_blob(f"sha256:{file.sha256}")
-    )
+def register(
+    registration: Registration, listen: Listener, *, environ: Mapping[str, str] | None = None
+) -> tuple[Blob, ...]:
+    """Merge the files where that is the way, send them and create the model; returns the blobs, in order.
 
-
-def _need(source: Source, server: OllamaServer, present: frozenset[str], *, link: bool) -> DiskNeed:
-    sizes = [(file.size_bytes, file.name in present) for file in source.files] or [(source.size_bytes, False)]
-    # A quant that is not downloaded yet will come in shards, as all of them do.
-    return need(way_for(server.version, len(source.files) or 2), sizes, linked=link)
-
-
-def register(registration: Registration, listen: Listener) -> tuple[Blob, ...]:
-    """Send the files and create the model; returns the blobs, in order.
+    ``environ`` is that of the program that merges. Where the model is there already, nothing is done.
 
     Raises:
         UsageError, MachineError, NetworkError: A check forbids it; nothing has been written.
         IntegrityError, MachineError, NetworkError, ServerError: It failed midway; there is no model of that name then
-            (or, with ``force``, still the old one), and the next run sends only what is missing.
+            (or, with ``force``, still the old one), and the next run goes on: it sends and merges only what is missing.
     """
     if registration.blocking is not None:
         raise checking.error_for(registration.blocking)
-    source = registration.source
-    with open_session(registration.server, load_minutes=registration.load_minutes) as session:
-        listen(Step(text=f"giving {source.label} to Ollama at {registration.server.url}"))
-        into = registration.folder if registration.link else None
-        with _times_kept([file.path for file in source.files] if into else []):
-            blobs = bring_all(session, source.files, listen, link_into=into)
-            _create(session, registration, blobs, listen)
+    source, job = registration.source, registration.survey.job
+    blobs: tuple[Blob, ...] = ()
+    if not registration.already:
+        files = source.files
+        if registration.chosen.route is Route.MERGED and job is not None:
+            files = (_merged(registration, job, listen, environ if environ is not None else os.environ),)
+        with open_session(registration.server, load_minutes=registration.load_minutes) as session:
+            listen(Step(text=f"giving {source.label} to Ollama at {registration.server.url}"))
+            with _times_kept([file.path for file in source.files] if registration.link else []):
+                blobs = bring_all(session, files, listen, folder=registration.folder, link=registration.link)
+                _create(session, registration, blobs, listen)
+    if job is not None:
+        job.clear()  # a step on the way, of this run or of an earlier one
     return blobs
+
+
+def _merged(registration: Registration, job: Job, listen: Listener, environ: Mapping[str, str]) -> SourceFile:
+    """The set as one file: as Ollama has it, or merged now."""
+    record = job.record()
+    if record is not None:
+        with open_session(registration.server) as session:
+            if session.has_blob(f"sha256:{record.sha256}"):
+                return SourceFile(path=job.whole, size_bytes=record.size_bytes, sha256=record.sha256, verified=True)
+    _verify(registration.source, listen)
+    record = merge(job, environ, listen)
+    if registration.link and registration.folder is not None:
+        hand_over(job.whole, registration.folder)
+    return SourceFile(path=job.whole, size_bytes=record.size_bytes, sha256=record.sha256, verified=True)
+
+
+def _verify(source: Source, listen: Listener) -> None:
+    """Hash the shards whose hash is on record and not known to be right still: nobody else would see their damage."""
+    doubtful = {file.name: file for file in source.files if file.sha256 is not None and not file.verified}
+    found = hash_files(
+        {name: file.path for name, file in doubtful.items()},
+        {name: file.sha256 for name, file in doubtful.items()},
+        listen,
+    )
+    for name, file in doubtful.items():
+        if found[name].sha256 != file.sha256:
+            raise damaged(file, f"recorded {file.sha256}, found {found[name].sha256}")
 
 
 @contextlib.contextmanager

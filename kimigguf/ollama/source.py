@@ -1,5 +1,6 @@
 """The files that are to be registered. Types only."""
 
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,7 +26,9 @@ class SourceFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """A set of files, or a quant of the catalogue that is not on this machine (``files`` is then empty).
+    """A set of files, or a quant of the catalogue that is not on this machine: ``files`` is empty then.
+
+    ``named`` is what the user called it. ``folder`` is where they lie, or the models folder below which they would.
 
     ``unread_tensors`` counts tensors of types that mainline llama.cpp does not know. ``projectors`` are the names of
     ``mmproj`` files beside the shards, ``links`` of files that are symbolic links, ``unreadable`` of those that this
@@ -42,3 +45,9 @@ class Source:
     projectors: tuple[str, ...] = ()
     links: tuple[str, ...] = ()
     unreadable: tuple[str, ...] = ()
+    named: str | None = None
+
+    @property
+    def pasted(self) -> str:
+        """The set in a command to be pasted."""
+        return shlex.quote(self.named or self.label)

@@ -38,7 +38,8 @@ class ModelsFolder:
 
     ``confirmed``: the running server has a blob that was found there (or lacks it: False); None where nothing lies
     there that could be asked for. ``free_bytes`` and ``device`` are those of the file system that the folder is on.
-    ``writable``: this user may put files into ``blobs``.
+    ``writable``: this user may put files into ``blobs``. ``owner`` is the number of the user that ``blobs`` belongs to,
+    who is taken for the one that Ollama runs as.
     """
 
     path: Path
@@ -47,6 +48,7 @@ class ModelsFolder:
     free_bytes: int | None
     device: int | None
     writable: bool
+    owner: int | None = None
 
 
 def server_environment(environ: Mapping[str, str]) -> ServerEnvironment:
@@ -139,8 +141,10 @@ def _look_at(path: Path, source: str, has_blob: Callable[[str], bool | None]) ->
     digest = _some_digest(blobs)
     free: int | None = None
     device: int | None = None
-    with contextlib.suppress(OSError):  # both stay unknown then
+    owner: int | None = None
+    with contextlib.suppress(OSError):  # what comes after stays unknown then
         free, device = shutil.disk_usage(path).free, path.stat().st_dev
+        owner = blobs.stat().st_uid
     return ModelsFolder(
         path=path,
         source=source,
@@ -148,6 +152,7 @@ def _look_at(path: Path, source: str, has_blob: Callable[[str], bool | None]) ->
         free_bytes=free,
         device=device,
         writable=os.access(blobs, os.W_OK | os.X_OK),
+        owner=owner,
     )
 
 

@@ -1,6 +1,7 @@
 """Puts files into Ollama as blobs: sent or linked, hashed while the one before is sent, never twice, with progress."""
 
 import hashlib
+import shlex
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -36,9 +37,14 @@ class _Stopped(Exception):  # noqa: N818 -- no failure: the hashing is no longer
 
 
 def bring_all(
-    session: Session, files: Sequence[SourceFile], listen: Listener, *, link_into: ModelsFolder | None = None
+    session: Session,
+    files: Sequence[SourceFile],
+    listen: Listener,
+    *,
+    folder: ModelsFolder | None = None,
+    link: bool = False,
 ) -> tuple[Blob, ...]:
-    """Send every file that the server lacks, in order, or link it into the server's folder (``link_into``).
+    """Send every file that the server lacks, in order, or ``link`` it into the server's ``folder``.
 
     A file without a recorded hash is hashed first, one file ahead of the sending. One that is linked must have been
     verified, or is hashed too: the server, which checks what it is sent, does not look at what lies there.
@@ -50,6 +56,7 @@ def bring_all(
         ServerError: ``ollama-refused``.
     """
     blobs: list[Blob] = []
+    link_into = folder if link else None
     stop = Flag()
     with ThreadPoolExecutor(max_workers=1, thread_name_prefix="hash") as pool:
         try:
@@ -61,7 +68,7 @@ def bring_all(
                     ahead = pool.submit(_digest, files[index + 1], known[index + 1], listen, stop)
                 blobs.append(_bring(session, file, digest, listen, link_into))
         except BaseException:
-            _say_what_lies_there(blobs, listen)
+            _say_what_lies_there(blobs, folder, listen)
             raise
         finally:
             stop.set()
@@ -81,12 +88,22 @@ def _unreadable(file: SourceFile, error: OSError) -> MachineError:
     )
 
 
-def _say_what_lies_there(blobs: list[Blob], listen: Listener) -> None:
-    sent = [blob for blob in blobs if blob.sent]
-    if sent:
-        size = storage(sum(blob.file.size_bytes for blob in sent))
-        where = f"{len(sent)} blobs ({size}) lie in Ollama's folder and belong to no model yet"
-        listen(Notice(text=f"{where}: the next run uses them, a restart of Ollama removes them"))
+def _say_what_lies_there(blobs: list[Blob], folder: ModelsFolder | None, listen: Listener) -> None:
+    new = [blob for blob in blobs if blob.sent or blob.linked]
+    if not new:
+        return
+    size = storage(sum(blob.file.size_bytes for blob in new if blob.sent))
+    names = [blob.digest.replace(":", "-", 1) for blob in new]
+    if folder is not None:
+        away = "now: " + shlex.join(["rm", *(str(folder.path / "blobs" / name) for name in names)])
+    else:
+        away = f"they are {', '.join(names)}"
+    listen(
+        Notice(
+            text=f"{len(new)} blobs ({size}) lie in Ollama's folder and belong to no model yet: the next run uses them,"
+            f" a restart of Ollama removes them once they are an hour old, or {away}"
+        )
+    )
 
 
 def _digest(file: SourceFile, known: str | None, listen: Listener, stop: Flag) -> str:
@@ -102,11 +119,12 @@ def _digest(file: SourceFile, known: str | None, listen: Listener, stop: Flag) -
             done += len(piece)
             listen(Advance(activity="hash", item=file.name, done_bytes=done, total_bytes=file.size_bytes))
     if file.sha256 not in {None, total.hexdigest()}:
-        raise _damaged(file, f"recorded {file.sha256}, found {total.hexdigest()}")
+        raise damaged(file, f"recorded {file.sha256}, found {total.hexdigest()}")
     return f"sha256:{total.hexdigest()}"
 
 
-def _damaged(file: SourceFile, cause: str) -> IntegrityError:
+def damaged(file: SourceFile, cause: str) -> IntegrityError:
+    """What to say of a file whose bytes have another hash than the recorded one."""
     return IntegrityError(
         f"{file.name} is damaged: its bytes are not those that were recorded",
         code="shard-damaged",
@@ -154,7 +172,7 @@ def _refused(session: Session, file: SourceFile, reply: httpx.Response) -> Kimig
     except (ValueError, KeyError, TypeError):
         text = reply.text
     if "digest mismatch" in text:
-        return _damaged(file, text)
+        return damaged(file, text)
     return refusal(session.server, text, reply.status_code)
 
 

@@ -106,7 +106,8 @@ def test_a_quant_that_is_not_here_can_be_planned_and_is_not_registered(
     assert call("iq1_s", "--dry-run", "--json") == ExitCode.ANSWERED_NO
     answer = json.loads(capsys.readouterr().out)
     assert (answer["name"], answer["blocking"]) == ("kimi-k3:ud-iq1_s", "not-downloaded")
-    assert answer["disk"]["peak_bytes"] == 3 * 594_040_923_616
+    assert (answer["ways"][0]["route"], answer["ways"][0]["need"]["peak_bytes"]) == ("shards", 2 * 594_040_923_616)
+    assert answer["disk"]["peak_bytes"] == 594_040_923_616
     assert call("iq1_s", "--json") == ExitCode.MACHINE
     assert error_of(capsys)["hint"] == "kimigguf download UD-IQ1_S"
 

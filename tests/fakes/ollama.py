@@ -128,6 +128,7 @@ class _Handler(BaseHTTPRequestHandler):
                 if f"sha256:{hashlib.sha256(Path(file.name).read_bytes()).hexdigest()}" != digest:
                     raise Refusal(400, f'digest mismatch, expected "{digest}", got "sha256:..."')
                 Path(file.name).rename(target)
+                self.ollama.adopt(target)
             finally:
                 Path(file.name).unlink(missing_ok=True)
         self.ollama.taken.append(digest)

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import re
 import shutil
 import tempfile
@@ -52,6 +53,10 @@ class Ollama:
     requests: list[tuple[str, str]] = field(default_factory=list)
     chats: list[dict[str, Any]] = field(default_factory=list)
     """The bodies of all chat requests."""
+    user: int | None = None
+    """Set: the user that the server runs as, who may touch only blobs of its own."""
+    watch: Callable[[], None] | None = None
+    """Called whenever a file in ``folder`` has grown."""
     received_bytes: int = 0
     """Of blobs, whether they were kept or not."""
     taken: list[str] = field(default_factory=list)
@@ -101,8 +106,21 @@ class Ollama:
         with self._lock:
             used = self.used_bytes()
             self.peak_bytes = max(self.peak_bytes, used)
+        if self.watch is not None:
+            self.watch()
         if self.full_at_bytes is not None and used > self.full_at_bytes:
             raise Refusal(500, f"write {self.blobs}/sha256-1234: no space left on device")
+
+    def touch(self, blob: Path) -> None:
+        """As registering does; the system refuses it for another user's file."""
+        if self.user not in {None, 0, blob.stat().st_uid}:
+            raise Refusal(500, f"chtimes {blob}: operation not permitted")
+        os.utime(blob)
+
+    def adopt(self, blob: Path) -> None:
+        """What the server has written itself belongs to its user."""
+        if self.user is not None:
+            os.chown(blob, self.user, -1)
 
     def add_blob(self, data: bytes) -> str:
         digest = f"sha256:{hashlib.sha256(data).hexdigest()}"
@@ -155,6 +173,7 @@ def make_layers(ollama: Ollama, files: dict[str, str], say: Callable[[str], None
     for name in sorted(files):
         blob = ollama.blob(files[name])
         say("parsing GGUF")
+        ollama.touch(blob)
         try:
             reader = GGUFReader(blob)
         except (ValueError, IndexError) as error:

@@ -5,11 +5,12 @@ from pathlib import Path
 import pytest
 from fakes.ollama_store import Ollama
 
-from kimigguf.errors import IntegrityError, MachineError
+from kimigguf.errors import IntegrityError, MachineError, ServerError
 from kimigguf.events import Advance, Event, ignore
 from kimigguf.ollama import link
 from kimigguf.ollama.registration import Registration, plan, register, remove
 from kimigguf.ollama.source import Source
+from kimigguf.ollama.storage import ModelsFolder
 
 
 def planned(stand_in: Ollama, source: Source) -> Registration:
@@ -19,7 +20,7 @@ def planned(stand_in: Ollama, source: Source) -> Registration:
 @pytest.fixture(autouse=True)
 def hard_links(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether the file system of the temporary folder can clone must not decide."""
-    monkeypatch.setattr(link, "_clone", lambda _source, _target: False)
+    monkeypatch.setattr(link, "_clone", lambda _source, _target, _folder: False)
 
 
 def test_shards_on_the_same_file_system_are_linked_and_nothing_is_sent(stand_in: Ollama, source: Source) -> None:
@@ -80,21 +81,35 @@ def test_a_folder_that_is_another_servers_gets_no_link_that_stays(
     assert list((other / "blobs").iterdir()) == []
 
 
-def test_what_the_servers_user_could_not_read_is_copied(stand_in: Ollama, source: Source) -> None:
+def test_files_that_ollama_does_not_own_are_copied_for_it_may_not_touch_them(stand_in: Ollama, source: Source) -> None:
     if os.getuid() != 0:
         pytest.skip("only root can give a folder to another user")
     os.chown(stand_in.blobs, 12345, -1)
-    source.files[1].path.chmod(0o600)
+    stand_in.user = 12345
     registration = planned(stand_in, source)
     assert not registration.link
-    assert source.files[1].name in registration.way_reason
+    assert f"{source.files[0].name} belongs to another user" in registration.survey.reason
+    register(registration, ignore)
+    assert list(stand_in.models()) == ["kimi-k3:ud-iq1_s"]
+
+
+def test_a_link_to_another_users_file_would_be_refused_by_ollama(stand_in: Ollama, source: Source) -> None:
+    registration = planned(stand_in, source)
+    stand_in.user = os.getuid() + 1
+    with pytest.raises(ServerError) as error:
+        register(registration, ignore)
+    assert "operation not permitted" in (error.value.cause or "")
+    assert stand_in.models() == {}
 
 
 def test_a_clone_that_is_impossible_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     original = tmp_path / "original"
     original.write_bytes(b"x" * 5000)
-    if link._clone(original, tmp_path / "sha256-target"):
+    folder = ModelsFolder(
+        path=tmp_path, source="", confirmed=None, free_bytes=0, device=0, writable=True, owner=os.getuid()
+    )
+    if link._clone(original, tmp_path / "sha256-target", folder):
         assert (tmp_path / "sha256-target").read_bytes() == b"x" * 5000
         (tmp_path / "sha256-target").unlink()
     assert [path.name for path in tmp_path.iterdir()] == ["original"]
