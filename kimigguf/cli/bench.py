@@ -54,7 +54,8 @@ def command(
     asked = None if depths is None else _parsed(depths)
     entry, address = _chosen(app, name, url)
     shape = Shape()
-    with BenchClient(address, _key(app, entry, api_key_file)) as client:
+    trust = entry.address.trust if entry is not None else None
+    with BenchClient(address, _key(app, entry, api_key_file), tls=trust) as client:
         target = look_at(client, entry, _quants(app))
         chosen = chosen_depths(asked, target, shape)
         report, ended = _run(app, client, target, chosen, repeat=repeat, shape=shape)

@@ -155,7 +155,8 @@ def _serve_once(app: App, prepared: "Prepared") -> NoReturn:
         with app.show.progress() as listen:
             session.wait_ready(listen)
         if taken is not None:
-            ends.enter_context(running(taken, session.server.address.url, prepared.key))
+            address = session.server.address
+            ends.enter_context(running(taken, address.url, prepared.key, address.trust))
         app.show.answer(ready_record(session), lambda console: show_ready(console, session))
         session.server.wait(lambda event: app.show.note(event.text) if isinstance(event, Notice) else None)
 

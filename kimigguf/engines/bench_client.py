@@ -4,6 +4,7 @@ No request is ever repeated: a server of one slot must not be asked twice at onc
 """
 
 import json
+import ssl
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -38,19 +39,20 @@ class Answer:
 
 
 class BenchClient:
-    """A connection to the server at ``url``, which may end in /v1 or not.
+    """A connection to the server at ``url``, which may end in /v1 or not; ``tls`` is whom it trusts.
 
     Raises:
         UsageError: ``bad-url``.
     """
 
-    def __init__(self, url: str, key: str | None = None) -> None:
+    def __init__(self, url: str, key: str | None = None, *, tls: ssl.SSLContext | None = None) -> None:
         self.root = base_url(url).removesuffix("/v1")
         self._client = httpx.Client(
             headers={"Authorization": f"Bearer {key}"} if key else {},
             timeout=httpx.Timeout(None, connect=_CONNECT_SECONDS),
             # A proxy from the environment cannot reach this machine's loopback.
             trust_env=not is_loopback(urlsplit(self.root).hostname or ""),
+            verify=True if tls is None else tls,
         )
 
     def __enter__(self) -> Self:

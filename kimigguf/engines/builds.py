@@ -44,7 +44,7 @@ _DECISIVE: Final = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_int8",
 def names_architecture(path: Path) -> bool | None:
     """Whether the engine's files contain the architecture's name; None if no file holds such names at all."""
     found_names = False
-    for file in _binary_files(path):
+    for file in binary_files(path):
         try:
             with file.open("rb") as handle, mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_READ) as content:
                 if content.find(ARCHITECTURE.encode()) >= 0:
@@ -55,7 +55,8 @@ def names_architecture(path: Path) -> bool | None:
     return False if found_names else None
 
 
-def _binary_files(path: Path) -> Iterable[Path]:
+def binary_files(path: Path) -> Iterable[Path]:
+    """The program and the libraries of llama.cpp's that lie beside it."""
     real = path.resolve()
     yield real
     for folder in (real.parent, real.parent.parent / "lib", real.parent.parent / "lib64"):

@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 from kimigguf.engines.command import is_loopback
 from kimigguf.engines.printable import printable
+from kimigguf.engines.tls import trusting
 from kimigguf.errors import KimiggufError, NetworkError, ServerError, UsageError
 
 if TYPE_CHECKING:
@@ -46,13 +47,18 @@ def base_url(url: str) -> str:
     return f"{parts.scheme}://{parts.netloc}{path or '/v1'}"
 
 
-def connect(url: str, *, api_key: str | None = None) -> "OpenAI":
-    """A client for the server at ``url``. It never retries: a server of one slot must not be asked twice at once."""
+def connect(url: str, *, api_key: str | None = None, certificate: str | None = None) -> "OpenAI":
+    """A client for the server at ``url``. It never retries: a server of one slot must not be asked twice at once.
+
+    ``certificate`` is the file of the server's own, which is then trusted and no other.
+    """
     import openai  # noqa: PLC0415 -- kept out of `kimigguf --help`
 
     base = base_url(url)
     # A proxy from the environment cannot reach this machine's loopback.
-    transport = openai.DefaultHttpxClient(trust_env=not is_loopback(urlsplit(base).hostname or ""))
+    from_environment = not is_loopback(urlsplit(base).hostname or "")
+    trust = True if certificate is None else trusting(certificate)
+    transport = openai.DefaultHttpxClient(trust_env=from_environment, verify=trust)
     return openai.OpenAI(
         base_url=base,
         api_key=api_key or "none",

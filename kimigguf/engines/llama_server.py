@@ -5,6 +5,7 @@ import http.client
 import json
 import signal
 import socket
+import ssl
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -19,6 +20,7 @@ from kimigguf.engines.oom import explain, read_kills
 from kimigguf.engines.pressure import PressureWatch
 from kimigguf.engines.progress import Activity, advanced, read_activity
 from kimigguf.engines.supervise import Child, State
+from kimigguf.engines.tls import trusting
 from kimigguf.errors import MachineError, ServerError, UsageError
 from kimigguf.events import Advance, Listener, Notice, Step, ignore
 from kimigguf.hardware.pressure import read_pressure
@@ -38,10 +40,11 @@ _PRESSURE_EVERY_SECONDS: Final = 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Address:
-    """Where a server listens."""
+    """Where a server listens; ``certificate`` is the file of the one it shows, None for plain HTTP."""
 
     host: str
     port: int
+    certificate: str | None = None
 
     @property
     def reachable_host(self) -> str:
@@ -51,7 +54,17 @@ class Address:
     @property
     def url(self) -> str:
         host = self.reachable_host
-        return f"http://{f'[{host}]' if ':' in host else host}:{self.port}"
+        scheme = "http" if self.certificate is None else "https"
+        return f"{scheme}://{f'[{host}]' if ':' in host else host}:{self.port}"
+
+    @property
+    def trust(self) -> ssl.SSLContext | None:
+        """What takes this server for itself and no other; None for plain HTTP.
+
+        Raises:
+            OSError, ValueError: Its certificate is no longer there.
+        """
+        return None if self.certificate is None else trusting(self.certificate)
 
 
 def port_problem(address: Address) -> UsageError | MachineError | None:
@@ -120,7 +133,10 @@ def get(
     address: Address, path: str, *, key: str | None = None, seconds: float = _HTTP_SECONDS
 ) -> tuple[int, bytes] | None:
     """Status and body of a GET; None if nobody answers HTTP there. No proxy is ever asked."""
-    connection = http.client.HTTPConnection(address.reachable_host.strip("[]"), address.port, timeout=seconds)
+    try:
+        connection = _connection(address, seconds)
+    except (OSError, ValueError):  # its certificate is no longer there
+        return None
     try:
         connection.request("GET", path, headers={"Authorization": f"Bearer {key}"} if key else {})
         response = connection.getresponse()
@@ -129,6 +145,13 @@ def get(
         return None
     finally:
         connection.close()
+
+
+def _connection(address: Address, seconds: float) -> http.client.HTTPConnection:
+    host = address.reachable_host.strip("[]")
+    if (trust := address.trust) is None:
+        return http.client.HTTPConnection(host, address.port, timeout=seconds)
+    return http.client.HTTPSConnection(host, address.port, timeout=seconds, context=trust)
 
 
 class Server:

@@ -69,10 +69,6 @@ _REASONS: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
         "use the options of kimigguf serve",
         ("--api-key-file", "--cors-origins", "--cors-methods", "--cors-headers", "--cors-credentials", "--reuse-port"),
     ),
-    "kimigguf watches the server over plain HTTP on this machine": (
-        "put a TLS proxy in front of it, or use ssh -N -L",
-        ("--ssl-key-file", "--ssl-cert-file"),
-    ),
     _OPEN: (
         "run tools in a client of your own",
         (

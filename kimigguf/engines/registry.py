@@ -13,11 +13,13 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Final
+from urllib.parse import urlsplit
 
 import psutil
 
 from kimigguf.engines.footprint import Baseline
 from kimigguf.engines.llama_server import Address, get
+from kimigguf.engines.tls import tls_files
 from kimigguf.errors import MachineError, UsageError
 
 _SCHEMA: Final = "kimigguf.server/1"
@@ -78,7 +80,8 @@ class Entry:
 
     @property
     def address(self) -> Address:
-        return Address(host=self.host, port=self.port)
+        files = tls_files(self.arguments, Path(self.folder))
+        return Address(host=self.host, port=self.port, certificate=None if files is None else str(files.certificate))
 
 
 class Life(StrEnum):
@@ -175,6 +178,16 @@ def find(folder: Path, name: str | None) -> Entry:
             hint="name one with --name: " + ", ".join(entry.name for entry in running),
         )
     return running[0]
+
+
+def certificate_at(folder: Path, url: str) -> str | None:
+    """The certificate of the running server at ``url``, where it is one of this user's and shows one."""
+    asked = urlsplit(url)
+    own = {"127.0.0.1", "localhost", "::1"}
+    for entry in entries(folder):
+        if asked.scheme == "https" and entry.port == asked.port and asked.hostname in own | {entry.host}:
+            return entry.address.certificate
+    return None
 
 
 def require_new(folder: Path, name: str) -> None:

@@ -5,6 +5,7 @@ question, memory that ends with the first long prompt.
 """
 
 import json
+import ssl
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping
@@ -57,9 +58,10 @@ class Refused(Exception):  # noqa: N818 -- caught in this module, where the name
     """The server answered with an error, or no longer."""
 
 
-def poster(url: str, key: str | None) -> Post:
-    """A function that posts JSON to the server at ``url`` and returns the JSON of its answer."""
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+def poster(url: str, key: str | None, tls: ssl.SSLContext | None = None) -> Post:
+    """A function that posts JSON to the server at ``url`` and returns the JSON of its answer; ``tls`` is its trust."""
+    trust = () if tls is None else (urllib.request.HTTPSHandler(context=tls),)
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), *trust)
 
     def post(path: str, body: Mapping[str, Any]) -> dict[str, Any]:
         headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})

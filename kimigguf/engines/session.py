@@ -31,6 +31,7 @@ from kimigguf.engines.selftest import Result, poster, selftest
 from kimigguf.engines.serving import DEFAULT, ServingProfile, chat_template_arguments, load_serving
 from kimigguf.engines.sight import seen_by, undescribed, unseen
 from kimigguf.engines.supervise import fresh_log
+from kimigguf.engines.tls import served_certificate
 from kimigguf.errors import MachineError, ServerError, UsageError
 from kimigguf.events import Listener, Notice, Step
 from kimigguf.hardware.detect import PATIENT_LIMIT_SECONDS, detect
@@ -108,7 +109,7 @@ class Session:
     def _test(self, plan: Plan, listen: Listener) -> None:
         settings = plan.settings
         self.selftest = selftest(
-            poster(self.server.address.url, self.prepared.key),
+            poster(self.server.address.url, self.prepared.key, self.server.address.trust),
             ubatch_tokens=settings.effective_ubatch_tokens,
             slot_tokens=settings.stream_tokens,
             listen=listen,
@@ -142,7 +143,7 @@ def prepare_session(
     Raises:
         KimiggufError: Of every kind; see the rooms that are called.
     """
-    address = Address(host=request.host, port=request.port)
+    address = Address(host=request.host, port=request.port, certificate=served_certificate(request.extra, listen))
     require_free(address)
     request = with_key(request, state_folder(environ) / "keys" / name, listen)
     key = read_keys(request.api_key_file)[0] if request.api_key_file else None

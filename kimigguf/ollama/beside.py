@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Final
 from kimigguf.errors import MachineError, ServerError
 
 if TYPE_CHECKING:
+    import ssl
+
     import uvicorn
 
 HOST: Final = "127.0.0.1"
@@ -59,8 +61,10 @@ def held(port: int) -> Iterator[socket.socket]:
 
 
 @contextmanager
-def running(taken: socket.socket, upstream: str, key: str | None) -> Iterator[None]:
-    """The bridge to the engine at ``upstream``, answering on ``taken`` while the block runs.
+def running(
+    taken: socket.socket, upstream: str, key: str | None, tls: "ssl.SSLContext | None" = None
+) -> Iterator[None]:
+    """The bridge to the engine at ``upstream``, answering on ``taken`` while the block runs; ``tls`` is its trust.
 
     Raises:
         ServerError: ``bridge-failed``.
@@ -70,7 +74,7 @@ def running(taken: socket.socket, upstream: str, key: str | None) -> Iterator[No
     from kimigguf.ollama.bridge import Bridge  # noqa: PLC0415 -- needs the extra
 
     config = uvicorn.Config(
-        Bridge(upstream, key).app(),
+        Bridge(upstream, key, tls=tls).app(),
         log_config=None,
         log_level="warning",  # also after an earlier bridge of this process ended, and was silenced for that
         access_log=False,
