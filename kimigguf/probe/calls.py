@@ -53,8 +53,21 @@ class MadeCall:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Tested:
+    """What came of running a reply's code. ``passed`` None: it was not run; ``why`` says what happened instead."""
+
+    passed: bool | None
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
-    """A whole reply. Times are seconds from sending the request; token counts the endpoint's, None if it gives none."""
+    """A whole reply. Times are seconds from sending the request; token counts the endpoint's, None if it gives none.
+
+    ``tested`` is for questions whose answer is code, written down with the reply so that a report never runs anything.
+    ``turns`` is how often the model was asked: more than once where it called tools and was given their results; the
+    calls and token counts are then those of all turns.
+    """
 
     content: str
     thinking: str
@@ -66,6 +79,8 @@ class Reply:
     seconds: float
     max_tokens: int | None
     calls: tuple[MadeCall, ...] = ()
+    tested: Tested | None = None
+    turns: int = 1
 
     @property
     def shape(self) -> Shape:

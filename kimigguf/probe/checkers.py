@@ -11,8 +11,19 @@ import unicodedata
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from kimigguf.probe.calls import MadeCall, Reply
-from kimigguf.probe.suites import Checker, Exact, Item, JsonSchema, Number, Regex, Tool, ToolCalls
+from kimigguf.probe.calls import MadeCall, Reply, Shape
+from kimigguf.probe.suites import (
+    Checker,
+    Exact,
+    Item,
+    JsonSchema,
+    Number,
+    PythonTest,
+    Regex,
+    Rubric,
+    Tool,
+    ToolCalls,
+)
 
 _NUMBER: Final = re.compile(r"[-+\u2212]?(?:\d{1,3}(?:[,\u00a0\u202f]\d{3})+|\d+)(?:\.\d+)?(?:[eE][-+]?\d{1,3})?")
 _FENCE: Final = re.compile(r"```[a-zA-Z]*\s*\n(.*?)```", re.DOTALL)
@@ -53,10 +64,22 @@ def json_in(text: str) -> Any:  # noqa: ANN401 -- JSON is of any type
     return json.loads(fenced[0] if len(fenced) == 1 else text.strip())
 
 
-def right(item: Item, answer: str) -> bool | None:
-    """Whether the answer passes the item's check; None where it has none that a text can pass (see ``calls_right``)."""
+def passed(item: Item, reply: Reply) -> bool | None:
+    """Whether a reply passes the item's check; None where nothing can be said: no check, or one that was not run."""
     match item.check:
-        case None | ToolCalls():
+        case None | Rubric():
+            return None
+        case ToolCalls() as check:
+            return calls_right(check, item.tools, reply)
+        case PythonTest():
+            return None if reply.tested is None else reply.tested.passed
+    return reply.shape is Shape.ANSWERED and right(item, reply.content) is True
+
+
+def right(item: Item, answer: str) -> bool | None:
+    """Whether the answer passes the item's check; None where it has none that its text alone can pass."""
+    match item.check:
+        case None | ToolCalls() | PythonTest() | Rubric():
             return None
         case Exact() as check:
             wanted = check.values if check.value is None else (check.value, *check.values)
@@ -100,7 +123,7 @@ def meaning(check: Checker | None, answer: str) -> str:
                 return json.dumps(json_in(answer), sort_keys=True)
             except ValueError:
                 pass
-        case Exact() | ToolCalls() | None:
+        case Exact() | ToolCalls() | PythonTest() | Rubric() | None:
             pass
     return normalised(answer)
 

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from kimigguf.probe.calls import Arm, Call, Fault, FaultKind, Reply, Shape
-from kimigguf.probe.checkers import call_valid, calls_right, right, said
+from kimigguf.probe.checkers import call_valid, passed, said
 from kimigguf.probe.intervals import Interval, Verdict, holm, interval, judge
 from kimigguf.probe.parity import Parity, prompt_parity
-from kimigguf.probe.suites import Item, Suite, ToolCalls
+from kimigguf.probe.suites import Item, Rubric, Suite
 from kimigguf.probe.triggers import Triggers, triggers
 
 COUNTED: Final = {Shape.ANSWERED, Shape.EMPTY, Shape.CUT_OFF}
@@ -120,7 +120,7 @@ def score(suite: Suite, calls: Iterable[Call], *, tolerance: float) -> Scores:
     calls = tuple(calls)
     rounds = _rounds(suite, calls)
     measures = {"same answer as the reference": _same_pair, "answered at all": _any_pair}
-    if any(item.check is not None for item in suite.items):
+    if any(map(_checked, suite.items)):
         measures = {"right answers": _right_pair, **measures}
     return Scores(
         suite=suite.name,
@@ -170,9 +170,12 @@ class _Pair:
 
 
 def _right_pair(one: Round) -> _Pair | None:
-    if one.item.check is None or one.candidate is None or one.reference is None or one.again is None:
+    if one.candidate is None or one.reference is None or one.again is None:
         return None
-    candidate, reference, again = (_is_right(one.item, r) for r in (one.candidate, one.reference, one.again))
+    found = [passed(one.item, reply) for reply in (one.candidate, one.reference, one.again)]
+    if None in found:
+        return None
+    candidate, reference, again = (float(bool(each)) for each in found)
     return _Pair(candidate=candidate, reference=(reference + again) / 2, noise=again - reference)
 
 
@@ -180,10 +183,9 @@ def _counts(item: Item, reply: Reply) -> bool:
     return reply.shape in COUNTED or (bool(item.tools) and reply.shape is Shape.CALLED_TOOL)
 
 
-def _is_right(item: Item, reply: Reply) -> float:
-    if isinstance(item.check, ToolCalls):
-        return float(calls_right(item.check, item.tools, reply))
-    return float(reply.shape is Shape.ANSWERED and right(item, reply.content) is True)
+def _checked(item: Item) -> bool:
+    """Whether a program can say what is right; what a judge thinks is never counted with it."""
+    return item.check is not None and not isinstance(item.check, Rubric)
 
 
 def _same_pair(one: Round) -> _Pair | None:
@@ -266,7 +268,7 @@ def _mean(values: Collection[float]) -> float | None:
 
 def _result(one: Round, repeat: int) -> ItemResult:
     def judged(reply: Reply | None) -> bool | None:
-        return None if reply is None or one.item.check is None else bool(_is_right(one.item, reply))
+        return None if reply is None else passed(one.item, reply)
 
     same = None
     if one.candidate is not None and one.reference is not None:
@@ -285,7 +287,7 @@ def _summary(arm: Arm, suite: Suite, calls: Sequence[Call]) -> ArmSummary:
     items = {item.id: item for item in suite.items}
     replies = [(items[call.item], call.outcome) for call in calls if isinstance(call.outcome, Reply)]
     faults = Counter(call.outcome.kind for call in calls if isinstance(call.outcome, Fault))
-    checked = [(item, reply) for item, reply in replies if item.check is not None and _counts(item, reply)]
+    checked = [right for item, reply in replies if _counts(item, reply) and (right := passed(item, reply)) is not None]
     only = [reply for _, reply in replies]
     return ArmSummary(
         arm=arm,
@@ -293,7 +295,7 @@ def _summary(arm: Arm, suite: Suite, calls: Sequence[Call]) -> ArmSummary:
         shapes=dict(Counter(reply.shape for reply in only)),
         faults=dict(faults),
         finish_reasons=dict(Counter(reply.finish_reason or "none" for reply in only)),
-        right=sum(int(_is_right(item, reply)) for item, reply in checked),
+        right=sum(checked),
         checked=len(checked),
         calls_made=sum(len(reply.calls) for reply in only),
         calls_valid=sum(call_valid(call, item.tools) for item, reply in replies for call in reply.calls),

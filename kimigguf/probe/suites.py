@@ -8,9 +8,13 @@ TOML (one ``[[items]]`` table each) or JSONL (one item a line)::
     check = { kind = "number", value = 391 }
 
 Kinds of check: ``exact`` (value or values), ``regex`` (pattern), ``number`` (value, tolerance), ``json-schema``
-(schema, and optionally the value itself), ``tool-calls`` (calls). An item without a check is only compared.
+(schema, and optionally the value itself), ``tool-calls`` (calls), ``python-test`` (code that is run after the answer's
+own, in a sandbox), ``rubric`` (what a judge endpoint holds two answers against; never counted among the checked ones).
+An item without a check is only compared. ``results`` of an item are what its tools give back: a call is then answered
+and the model asked on until it makes no more, and the check is held against what was said and called in all.
 """
 
+import ast
 import hashlib
 import json
 import re
@@ -24,6 +28,7 @@ from pydantic import Discriminator, TypeAdapter, ValidationError
 
 from kimigguf import profile_files
 from kimigguf.errors import UsageError
+from kimigguf.probe.calls import MadeCall
 
 _MAX_JSONL_BYTES: Final = 64 << 20
 _HINT: Final = "see the shipped ones in profiles/suites for the form"
@@ -81,7 +86,28 @@ class ToolCalls:
     calls: tuple[WantedCall, ...] = ()
 
 
-Checker: TypeAlias = Annotated[Exact | Regex | Number | JsonSchema | ToolCalls, Discriminator("kind")]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PythonTest:
+    """The answer's code (its fenced blocks, else all of it) runs, and then ``code`` does: nothing may raise.
+
+    Standard library only; ``code`` sees the names that the answer defines. See ``probe.sandbox`` for the limits.
+    """
+
+    kind: Literal["python-test"] = "python-test"
+    code: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rubric:
+    """A judge endpoint says which of two answers meets ``rubric`` better, blind and in both orders."""
+
+    kind: Literal["rubric"] = "rubric"
+    rubric: str
+
+
+Checker: TypeAlias = Annotated[
+    Exact | Regex | Number | JsonSchema | ToolCalls | PythonTest | Rubric, Discriminator("kind")
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,9 +120,24 @@ class Tool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Message:
-    role: Literal["system", "user", "assistant"]
+class ToolResult:
+    """What the tool ``name`` gives back when called with ``arguments``; None: with any that no other result has."""
+
+    name: str
     content: str
+    arguments: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Message:
+    """One turn. An assistant's may carry its thinking and its calls; a tool's names the call that it answers."""
+
+    role: Literal["system", "user", "assistant", "tool"]
+    content: str
+    thinking: str = ""
+    calls: tuple[MadeCall, ...] = ()
+    call: int | None = None
+    """For a tool's turn: which call of the assistant's turn before it this answers, from 0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,6 +155,7 @@ class Item:
     template: str | None = None
     max_tokens: int | None = None
     tools: tuple[Tool, ...] = ()
+    results: tuple[ToolResult, ...] = ()
 
     @property
     def conversation(self) -> tuple[Message, ...]:
@@ -218,10 +260,12 @@ def _problem(item: Item) -> str | None:
     schemas = [tool.parameters for tool in item.tools]
     if isinstance(item.check, JsonSchema):
         schemas.append(item.check.schema)
+    if strange := sorted({result.name for result in item.results} - {tool.name for tool in item.tools}):
+        return f"it has results of {', '.join(strange)}, but no such tool"
     return _check_problem(item) or next((problem for schema in schemas if (problem := _schema_problem(schema))), None)
 
 
-def _check_problem(item: Item) -> str | None:
+def _check_problem(item: Item) -> str | None:  # noqa: PLR0911 -- a table of checks
     match item.check:
         case Exact(value=None, values=()):
             return "an exact check needs value or values"
@@ -237,6 +281,20 @@ def _check_problem(item: Item) -> str | None:
             strange = sorted({call.name for call in calls} - known)
             if not known or strange:
                 return f"it is to call {', '.join(strange) or 'tools'}, but has no such tool"
+        case PythonTest(code=code):
+            return _code_problem(code)
+        case Rubric(rubric=rubric) if not rubric.strip():
+            return "its rubric is empty"
+    return None
+
+
+def _code_problem(code: str) -> str | None:
+    if not code.strip():
+        return "its test has no code"
+    try:
+        ast.parse(code)
+    except (SyntaxError, ValueError) as error:
+        return f"its test is no Python: {error}"
     return None
 
 
