@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from kimigguf.cli.app import App
+from kimigguf.cli.quality_probe_exact import exact_command
 from kimigguf.cli.show import output_options
 from kimigguf.errors import ExitCode, MachineError, UsageError
 
@@ -157,3 +158,6 @@ def compare_command(app: App, *, folders: tuple[Path, ...], out: Path | None) ->
         app.show.note(f"the page is {out}")
     app.show.answer(record(comparison), lambda console: draw(console, comparison))
     return ExitCode.DONE
+
+
+command.add_command(exact_command)
