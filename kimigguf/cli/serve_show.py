@@ -4,6 +4,7 @@ import shlex
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from kimigguf.cli.serve_reach import Reach, snippet
 from kimigguf.cli.show import Show
 from kimigguf.errors import ExitCode
 from kimigguf.units import duration, memory
@@ -45,6 +46,7 @@ def ready_record(session: "Session") -> dict[str, Any]:
         "state": str(server.state),
         "url": server.address.url,
         "base_url": f"{server.address.url}/v1",
+        "certificate": server.address.certificate,
         "ollama_url": _ollama_url(prepared.request.ollama_port),
         "name": prepared.name,
         "model": server.alias,
@@ -108,7 +110,9 @@ def _device(device: "ComparedDevice") -> dict[str, Any]:
 def show_ready(console: "Console", session: "Session") -> None:
     """How to reach a ready server, for people."""
     prepared, server = session.prepared, session.server
-    settings, url, key = prepared.plan.settings, server.address.url, prepared.key is not None
+    settings, key = prepared.plan.settings, prepared.key is not None
+    reach = Reach.of(session.server.address, session.prepared.request.extra)
+    url = reach.url
     header = ' -H "Authorization: Bearer $KEY"' if key else ""
     checks = (*prepared.checks, *(session.selftest.checks if session.selftest else ()))
     _show_checks(console, checks)
@@ -117,18 +121,22 @@ def show_ready(console: "Console", session: "Session") -> None:
         "",
         f"ready after {duration(session.load_seconds)}: {server.alias} on {prepared.engine.version}",
         f"  base URL   {url}/v1",
+        *reach.remarks,
         *_ollama_lines(prepared.request.ollama_port, server.alias, key=key),
         f"  context    {settings.stream_tokens:,} tokens in each of {settings.slots} slot(s)",
         *_speed_lines(session),
         f"  log        {server.log}",
         "",
-        f"  curl {url}/v1/chat/completions{header} -H 'Content-Type: application/json' \\",
+        f"  curl {reach.curl}{url}/v1/chat/completions{header} -H 'Content-Type: application/json' \\",
         f"""    -d '{{"model":"{server.alias}","messages":[{{"role":"user","content":"Hello"}}]}}'""",
         "",
-        *(f"  {line}" for line in _snippet(f"{url}/v1", server.alias, needs_key=key)),
+        *(
+            f"  {line}"
+            for line in snippet(f"{url}/v1", server.alias, needs_key=key, certificate=server.address.certificate)
+        ),
         "",
         f"  from a laptop: ssh -N -L {server.address.port}:127.0.0.1:{server.address.port} THIS-MACHINE",
-        f"  in a terminal: kimigguf chat --url {url}",
+        f"  in a terminal: kimigguf chat --url {server.address.url}",
         "",
         "Ctrl-C stops it.",
     ):
@@ -168,20 +176,6 @@ def _speed_lines(session: "Session") -> tuple[str, ...]:
     prompt, decode = measured.prompt_per_second, measured.decode_per_second
     words = [f"{speed:,.1f} tokens/s {what}" for speed, what in ((prompt, "prompt"), (decode, "decode")) if speed]
     return (f"  speed      {', '.join(words)} (self-test, cold)",) if words else ()
-
-
-def _snippet(base_url: str, model: str, *, needs_key: bool) -> tuple[str, ...]:
-    """A client that keeps the whole assistant message: K3 expects its reasoning and tool calls back."""
-    key = 'os.environ["KEY"]' if needs_key else '"none"'
-    return (
-        *(("import os",) if needs_key else ()),
-        "from openai import OpenAI",
-        f'client = OpenAI(base_url="{base_url}", api_key={key})',
-        'messages = [{"role": "user", "content": "Hello"}]',
-        f'reply = client.chat.completions.create(model="{model}", messages=messages).choices[0].message',
-        "messages.append(reply.model_dump(exclude_none=True))  # with reasoning_content and tool_calls",
-        'messages.append({"role": "user", "content": "And now?"})',
-    )
 
 
 def serve_detached(app: "App", request: "Request") -> int:

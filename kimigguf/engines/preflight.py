@@ -13,8 +13,10 @@ from kimigguf.engines.engine import EngineKind, FoundEngine
 from kimigguf.engines.evidence import Check, State
 from kimigguf.engines.llama_server import Address, port_problem
 from kimigguf.engines.passthrough import reason_against
+from kimigguf.engines.tls import CERTIFICATE_FLAG, speaks_tls
 from kimigguf.hardware.host import Host
 from kimigguf.hardware.snapshot import Machine
+from kimigguf.memory.flags import spelled
 from kimigguf.memory.layout import HOST
 from kimigguf.memory.ledger import Column
 from kimigguf.placement.plan import Plan
@@ -92,6 +94,7 @@ def preflight(
         check_files(stored),
         check_engine(engine),
         *check_cuda(engine, uses_cuda=any("CUDA" in word for word in argv)),
+        *check_tls(engine, argv),
         *check_configs(engine, around.configs, argv),
         check_plan(changed),
         check_port(address),
@@ -137,6 +140,27 @@ def check_cuda(engine: FoundEngine, *, uses_cuda: bool) -> tuple[Check, ...]:
         evidence = "which CUDA it was built with could not be told; 13.2 computes wrongly"
         return (Check(what="CUDA build", state=State.UNKNOWN, evidence=evidence),)
     return (Check(what="CUDA build", state=State.PASSED, evidence=f"built with CUDA {version}"),)
+
+
+def check_tls(engine: FoundEngine, argv: Sequence[str]) -> tuple[Check, ...]:
+    """Whether the engine can speak TLS; nothing to say where nobody asked for that."""
+    if CERTIFICATE_FLAG not in map(spelled, argv):
+        return ()
+    able = speaks_tls(engine.path)
+    if able is None:
+        evidence = "whether this engine was built with it could not be told; one that was not ends at once"
+        return (Check(what="TLS", state=State.UNKNOWN, evidence=evidence),)
+    if able:
+        return (Check(what="TLS", state=State.PASSED, evidence="the engine was built with it"),)
+    return (
+        Check(
+            what="TLS",
+            state=State.FAILED,
+            evidence=f"{engine.path} was built without it",
+            hint="use a llama.cpp built with OpenSSL (--engine-path DIR), a TLS proxy in front, or ssh -N -L",
+            blocks=True,
+        ),
+    )
 
 
 def check_configs(engine: FoundEngine, configs: Sequence[tuple[str, str]], argv: Sequence[str]) -> tuple[Check, ...]:

@@ -112,6 +112,13 @@ def check_files(files: TlsFiles) -> Identity:
     return Identity(names=names, warning=warning)
 
 
+def client_host(names: Sequence[str], host: str) -> str:
+    """The name by which other programs reach the server: one that the certificate is for, where there is any."""
+    if host in names:
+        return host
+    return next((name for name in names if not name.startswith("*")), host)
+
+
 def _in_words(error: Exception) -> str:
     reason = getattr(error, "reason", None)
     return str(reason).lower().replace("_", " ") if reason else str(error)
