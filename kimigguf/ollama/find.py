@@ -1,6 +1,7 @@
 """Finds the files that a user means: a downloaded quant, or any shard, folder or file on this machine."""
 
 import os
+import shlex
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -9,7 +10,7 @@ from kimigguf.catalogue.profiles import find_quant, load_model
 from kimigguf.catalogue.quants import ModelProfile, Quant
 from kimigguf.download import store
 from kimigguf.download.store import FileState, StoredSet
-from kimigguf.errors import IntegrityError
+from kimigguf.errors import IntegrityError, MachineError
 from kimigguf.gguf_file import shards
 from kimigguf.ollama.source import Source, SourceFile
 
@@ -19,11 +20,14 @@ def find_source(text: str, environ: Mapping[str, str], models_dir: Path | None =
 
     Raises:
         UsageError: No such quant or path, or a path that is no GGUF.
+        MachineError: ``unreadable-folder``.
         IntegrityError: A set that is incomplete or damaged.
     """
     profile = load_model(environ=environ)
     path = Path(text).expanduser()
-    if path.exists() or os.sep in text or text.endswith(".gguf"):
+    # Path.exists would raise where a folder above cannot be searched.
+    if os.sep in text or text.endswith(".gguf") or os.path.exists(path):  # noqa: PTH110 -- see above
+        _must_open(path)
         return replace(describe(store.stored_at(path), profile), named=text)
     quant = find_quant(profile, text)
     models = store.models_dir(environ, models_dir)
@@ -37,6 +41,19 @@ def find_source(text: str, environ: Mapping[str, str], models_dir: Path | None =
             folder=models,
         )
     return replace(describe(stored, profile), named=text)
+
+
+def _must_open(path: Path) -> None:
+    whole = path.absolute()
+    for folder in (*reversed(whole.parents), whole):
+        # Only in the set's own folder names are looked for.
+        last = folder == whole or (folder == whole.parent and not os.path.isdir(whole))  # noqa: PTH112 -- as below
+        if os.path.isdir(folder) and not os.access(folder, os.X_OK | (os.R_OK if last else 0)):  # noqa: PTH112 -- Path.is_dir raises below a closed folder
+            raise MachineError(
+                f"this user may not look into {folder}",
+                code="unreadable-folder",
+                hint=f"sudo chmod a+rx {shlex.quote(str(folder))}",
+            )
 
 
 def describe(stored: StoredSet, profile: ModelProfile) -> Source:

@@ -1,11 +1,17 @@
+import contextlib
+import os
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
 from fakes.gguf_set import write_set
 
 from kimigguf.catalogue.profiles import find_quant, load_model
 from kimigguf.catalogue.remote import RemoteFile, RemoteSet
 from kimigguf.download.manifest import manifest_of, write_manifest
 from kimigguf.download.store import set_folder
+from kimigguf.errors import IntegrityError, MachineError, UsageError
 from kimigguf.ollama.find import find_source
 
 
@@ -35,3 +41,56 @@ def test_a_set_of_another_repository_can_be_named_by_its_path(tmp_path: Path) ->
     found = find_source(str(folder), {})
     assert (found.folder, found.quant) == (folder, find_quant(load_model(environ={}), "UD-IQ1_S"))
     assert all(file.sha256 for file in found.files)
+
+
+@contextlib.contextmanager
+def nobody() -> Iterator[None]:
+    """Be a user without rights for a while; only root can."""
+    if os.getuid() != 0:
+        pytest.skip("only root can become another user")
+    os.setresuid(65534, 65534, 0)
+    try:
+        yield
+    finally:
+        os.setresuid(0, 0, 0)
+
+
+@pytest.fixture
+def open_folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A set in a folder that everybody may enter, unlike pytest's own."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        monkeypatch.setenv("HOME", "/nonexistent")
+        write_set(folder / "UD-IQ1_S")
+        find_source(str(folder / "UD-IQ1_S"), {})  # whatever is imported late is now
+        yield folder / "UD-IQ1_S"
+
+
+@pytest.mark.parametrize("mode", [0o700, 0o711, 0o644])
+def test_a_folder_that_may_not_be_entered_is_named_with_the_command_that_opens_it(open_folder: Path, mode: int) -> None:
+    first = min(open_folder.glob("*.gguf"))
+    open_folder.chmod(mode)
+    for path in (open_folder, first):
+        with nobody(), pytest.raises(MachineError) as error:
+            find_source(str(path), {})
+        assert error.value.code == "unreadable-folder"
+        assert error.value.hint == f"sudo chmod a+rx {open_folder}"
+
+
+def test_a_shard_that_may_not_be_read_is_named_whichever_was_given(open_folder: Path) -> None:
+    files = sorted(open_folder.glob("*.gguf"))
+    files[2].chmod(0o600)
+    with nobody():
+        assert find_source(str(open_folder), {}).unreadable == (files[2].name,)
+        assert find_source(str(files[0]), {}).unreadable == (files[2].name,)
+
+
+def test_a_middle_shard_means_its_set_and_a_set_that_lacks_one_is_refused(tmp_path: Path) -> None:
+    files = write_set(tmp_path / "UD-IQ1_S")
+    assert [file.path for file in find_source(str(files[2]), {}).files] == list(files)
+    files[1].unlink()
+    with pytest.raises(IntegrityError, match="00002-of-00004"):
+        find_source(str(files[2]), {})
+    with pytest.raises(UsageError, match="no file or folder"):
+        find_source(str(tmp_path / "nothing"), {})
