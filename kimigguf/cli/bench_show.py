@@ -54,8 +54,9 @@ def _draw_speeds(console: "Console", report: "Report") -> None:
     console.print(table)
     counted = {speed.first_token_seconds.count or 0 for speed in report.speeds if speed.first_token_seconds} or {0}
     number = " to ".join(str(count) for count in sorted({min(counted), max(counted)}))
+    what = "one of each" if counted == {1} else f"medians of {number}, with the lowest and highest"
     clock = "the server's own clock" if report.clock == "server" else "the client's clock"
-    console.print(f"medians of {number}, with the lowest and highest, by {clock}", style="dim")
+    console.print(f"{what}, by {clock}", style="dim")
 
 
 def _cells(speed: "Speed", *, wide: bool) -> Iterator[str]:

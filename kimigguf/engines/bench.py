@@ -56,7 +56,7 @@ def chosen_depths(asked: Sequence[int] | None, target: Target, shape: Shape) -> 
         return tuple(depth for depth in wanted if depth <= largest)
     names = " and ".join(f"{depth:,}" for depth in too_deep)
     beside = f"two turns of {shape.prompt_tokens} + {shape.made_tokens} tokens come on top of the depth"
-    hint = f"--depths {max(0, largest)} is the largest" if largest >= 0 else "serve it with a larger --context"
+    hint = f"--depths {largest} is the deepest" if largest >= 0 else "serve it with a larger --context"
     raise UsageError(
         f"a depth of {names} tokens is beyond the served context of {context:,} per slot",
         code="depth-beyond-context",

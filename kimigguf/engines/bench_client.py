@@ -50,6 +50,8 @@ class BenchClient:
         self._client = httpx.Client(
             headers={"Authorization": f"Bearer {key}"} if key else {},
             timeout=httpx.Timeout(None, connect=_CONNECT_SECONDS),
+            # llama-server closes a connection that was idle for 5 s, sometimes just as the next request is sent.
+            limits=httpx.Limits(max_keepalive_connections=0),
             # A proxy from the environment cannot reach this machine's loopback.
             trust_env=not is_loopback(urlsplit(self.root).hostname or ""),
             verify=True if tls is None else tls,

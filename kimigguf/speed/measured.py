@@ -127,7 +127,8 @@ def save(run: Run, environ: Mapping[str, str] = os.environ) -> Path:
         hint = "KIMIGGUF_PROFILES may name a folder that you may write"
         raise MachineError(f"cannot write to {folder}", code="cannot-write", cause=error.strerror, hint=hint) from error
     finally:
-        part.unlink(missing_ok=True)
+        with suppress(OSError):  # gone by its own name, or never there
+            part.unlink()
 
 
 class Where(StrEnum):
