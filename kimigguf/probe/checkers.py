@@ -169,3 +169,8 @@ def said(item: Item, reply: Reply) -> str:
         return meaning(item.check, reply.content)
     made = sorted(json.dumps([call.name, _arguments(call)], sort_keys=True) for call in reply.calls)
     return json.dumps(made)
+
+
+def code_in(text: str) -> str:
+    """The Python of an answer: its fenced blocks one after the other, else all of it."""
+    return "\n".join(_FENCE.findall(text)) or text
