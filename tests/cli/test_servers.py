@@ -2,6 +2,8 @@
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,7 @@ from fakes.processes import free_port
 
 from kimigguf.cli.app import App, run
 from kimigguf.cli.show import Show
-from kimigguf.engines.registry import Entry, ProcessId, entered
+from kimigguf.engines.registry import Entry, ProcessId, entered, restarting
 
 
 def call(home: Path, *argv: str) -> int:
@@ -28,6 +30,17 @@ def write(path: Path, text: str, *, age_seconds: int) -> Path:
     path.write_text(text)
     os.utime(path, (1_800_000_000 - age_seconds,) * 2)
     return path
+
+
+def entry_of(pid: int, name: str, log: Path) -> Entry:
+    """A server that is the process ``pid``, its own supervisor."""
+    process = ProcessId.of(pid)
+    assert process is not None
+    facts: dict[str, Any] = {"alias": "kimi-k3", "quant": None, "plan_file": "", "arguments": (), "folder": ""}
+    return Entry(
+        name=name, supervisor=process, engine=process, host="127.0.0.1", port=free_port(), log=str(log), started_at="",
+        planned_bytes=0, **facts,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("command", ["stop", "restart", "status", "logs"])
@@ -79,15 +92,52 @@ def test_the_log_of_a_living_server_is_not_told_to_be_anothers(
 ) -> None:
     alive = write(logs / "serve-8080-2.log", "alive\n", age_seconds=1)
     write(logs / "serve-8080-1.log", "dead\n", age_seconds=9)
-    me = ProcessId.of(os.getpid())
-    assert me is not None
-    facts: dict[str, Any] = {"alias": "kimi-k3", "quant": None, "plan_file": "", "arguments": (), "folder": ""}
-    entry = Entry(
-        name="new-8080", supervisor=me, engine=me, host="127.0.0.1", port=free_port(), log=str(alive), started_at="",
-        planned_bytes=0, **facts,
-    )  # fmt: skip
+    entry = entry_of(os.getpid(), "new-8080", alive)
     with entered(tmp_path / "kimigguf" / "servers", entry):
         assert call(tmp_path, "logs", "--name", "old-8080") == 0
         assert capsys.readouterr().out == "dead\n"
         assert call(tmp_path, "logs") == 0
         assert capsys.readouterr() == ("alive\n", "")
+
+
+def test_a_server_that_somebody_else_is_restarting_is_left_alone(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, logs: Path
+) -> None:
+    """The second of two would stop what the first has just started."""
+    servers = tmp_path / "kimigguf" / "servers"
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as engine:
+        try:
+            with entered(servers, entry_of(engine.pid, "twin", logs / "none")), restarting(servers, "twin"):
+                assert call(tmp_path, "restart", "--json") == 2
+            assert json.loads(capsys.readouterr().err.splitlines()[-1])["code"] == "name-in-use"
+            assert engine.poll() is None
+        finally:
+            engine.kill()
+
+
+def test_where_nothing_runs_status_names_what_works_on_any_machine(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert call(tmp_path, "status") == 1
+    out = " ".join(capsys.readouterr().out.split())
+    assert "kimigguf list" in out
+    assert "kimigguf recommend" in out
+    assert "UD-" not in out  # no quant fits every machine
+
+
+def test_a_living_server_that_tells_nothing_is_shown_with_what_is_unknown(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, logs: Path
+) -> None:
+    with entered(tmp_path / "kimigguf" / "servers", entry_of(os.getpid(), "mute", logs / "none")):
+        assert call(tmp_path, "status") == 1
+        out = capsys.readouterr().out
+        assert "mute: silent" in out
+        assert "unknown begun, unknown finished" in out
+        assert call(tmp_path, "status", "--json") == 1
+    (server,) = json.loads(capsys.readouterr().out)["servers"]
+    assert server["requests"] is None
+    assert server["host_memory"]["checkpoint_bytes"] is None
+    assert server["host_memory"]["growth"] == dict.fromkeys(
+        ("total_bytes", "checkpoint_bytes", "prompt_cache_bytes", "unexplained_bytes")
+    )
+    assert server["resident_bytes"] > 0
