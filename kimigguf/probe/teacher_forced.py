@@ -34,6 +34,11 @@ _BYTES_PER_TOKEN: Final = 1.5
 _LEAST_SCORED: Final = 100
 """The tool makes no statistics of fewer tokens (build 11434)."""
 _LOOK_EVERY_SECONDS: Final = 1.0
+_TRIES: Final = 3
+"""llama.cpp does not wait for its own log when it ends (common/log.cpp says so), and the last lines are what we want.
+
+On a busy machine a small model is gone before they are written; a large one takes longer to free than they do to write.
+"""
 FILE: Final = "exact.json"
 """The name of the answer in a run's folder, where reports look for it."""
 
@@ -98,17 +103,8 @@ def compare(request: Request, environ: Mapping[str, str], listen: Listener) -> E
             _make_logits(run, request, reference, logits)
         known = _checked(logits, candidate)
         listen(Step(text=f"holding {_name(candidate)} against the reference over {known.scored_tokens:,} tokens"))
-        context = ["--ctx-size", str(known.context_tokens)]
-        model = ["--model", str(_first(request.candidate))]
-        output = run("candidate", [*model, *context, "--kl-divergence", "--kl-divergence-base", str(logits)])
-    found = parse(output)
-    if found is None:
-        raise MachineError(
-            f"{program} gave no statistics that kimigguf can read",
-            code="no-statistics",
-            cause=_complaint(output),
-            hint=f"{program} --version",
-        )
+        words = ["--model", str(_first(request.candidate)), "--ctx-size", str(known.context_tokens)]
+        found = _statistics(run, [*words, "--kl-divergence", "--kl-divergence-base", str(logits)])
     return Exact(
         candidate=_name(candidate),
         candidate_bytes=candidate.size_bytes,
@@ -174,6 +170,20 @@ class _Runs:
         if how.code != 0:
             raise server_error(output, how, log_path=None, while_doing=f"the {what} read the text")
         return output
+
+
+def _statistics(run: _Runs, argv: Sequence[str]) -> Divergence:
+    output = ""
+    for _ in range(_TRIES):
+        output = run("candidate", argv)
+        if (found := parse(output)) is not None:
+            return found
+    raise MachineError(
+        f"{run.program} gave no statistics that kimigguf can read",
+        code="no-statistics",
+        cause=_complaint(output),
+        hint=f"{shlex.quote(str(run.program))} --version",
+    )
 
 
 def _tool(environ: Mapping[str, str], engine_path: Path | None) -> Path:

@@ -1,16 +1,19 @@
 import json
 import os
+import struct
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from fakes.perplexity import SAID
 from fakes.served import small_model
 
 from kimigguf.cli.app import App, run
 from kimigguf.cli.show import Show
 from kimigguf.errors import ExitCode
+from kimigguf.probe.divergence import Logits
 from kimigguf.probe.suites import Item, Suite
 from kimigguf.probe.teacher_forced import suite_text
 
@@ -131,6 +134,29 @@ def test_what_kills_the_tool_is_told_and_leaves_no_file(
     failed = exact(model, "--reference", model, "--logits", logits, "--", "--no-such-flag", code=ExitCode.SERVER)
     assert "no-such-flag" in json.dumps(failed)
     assert not list(tmp_path.glob("k3.logits*"))
+
+
+@pytest.mark.parametrize(("lost", "code"), [(0, ExitCode.DONE), (2, ExitCode.DONE), (9, ExitCode.MACHINE)])
+def test_last_words_that_a_busy_machine_swallowed_are_asked_for_again(
+    lost: int, code: ExitCode, tiny: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A stand-in for llama-perplexity, which ends without waiting for its own log."""
+    runs, said = tmp_path / "runs", tmp_path / "said"
+    for name in ("llama-server", "llama-perplexity"):
+        script = f'echo >>"{runs}"\n[ "$(wc -l <"{runs}")" -gt {lost} ] && cat "{said}"\nexit 0\n'
+        (tmp_path / name).write_text(f"#!/bin/sh\n{script}")
+        (tmp_path / name).chmod(0o755)
+    said.write_text(SAID, encoding="utf-8")
+    size = Logits(context_tokens=128, vocabulary=320, chunks=4)
+    kept = tmp_path / "logits"
+    kept.write_bytes(struct.pack("<8sIii", b"_logits_", 128, 320, 4).ljust(size.size_bytes, b"\0"))
+    app = App(show=Show(), environ={"KIMIGGUF_LLAMA_SERVER": str(tmp_path), "PATH": os.environ["PATH"]})
+    words = ["quality-probe", "exact", str(tiny("UD-IQ1_M")), "--logits", str(kept), "--json"]
+    assert run(words, app) == code
+    assert len(runs.read_text().splitlines()) == min(lost, 2) + 1
+    shown = capsys.readouterr()
+    assert ("0.450413" in shown.out) == (code == ExitCode.DONE)
+    assert ("no-statistics" in shown.err) == (code == ExitCode.MACHINE)
 
 
 def test_without_the_tool_or_a_reference_nothing_is_run(
