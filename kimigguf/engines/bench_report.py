@@ -45,6 +45,8 @@ class Report:
         """Why the figures are no measurement of this machine; None if they are one."""
         if not self.is_measured:
             return "nothing was measured"
+        if self.target.model.quant is None:
+            return "the name of its file tells no quant of the catalogue"
         if self.target.elsewhere is not None:
             return f"which machine serves it is unknown: {self.target.elsewhere}"
         if self.machine is None or self.machine.ram_bytes is None or self.machine.cards is None:

@@ -1,11 +1,19 @@
 """`recommend` as a person and as a script would use it."""
 
 import json
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from kimigguf.catalogue.profiles import load_model
 from kimigguf.cli.app import App, run
 from kimigguf.cli.show import Show
+from kimigguf.hardware.detect import detect
+from kimigguf.hardware.fingerprint import fingerprint
+from kimigguf.hardware.machines import load_machine
+from kimigguf.speed.measured import BENCH, MeasuredModel, Run, save
+from kimigguf.speed.samples import Speed, Spread, Warmth
 
 
 def recommend(*argv: str) -> int:
@@ -87,3 +95,65 @@ def test_k31_pro_is_unsupported_with_the_reason(capsys: pytest.CaptureFixture[st
     (verdict,) = json.loads(capsys.readouterr().out)["verdicts"]
     assert verdict["verdict"] == "unsupported"
     assert "DSA" in verdict["reasons"][0]
+
+
+SPEED = Speed(
+    depth_tokens=0, warmth=Warmth.COLD, decode_tokens_per_second=Spread(median=4.5, lowest=4, highest=5, count=3)
+)
+RUN = Run(
+    source=BENCH,
+    date="2026-11-30T10:00:00Z",
+    machine=fingerprint(load_machine("epyc-768g-rtx-pro-6000")),
+    model=MeasuredModel(quant="UD-IQ1_M", size_bytes=648_872_012_448),
+    speeds=(SPEED,),
+)
+
+
+def test_what_others_report_of_such_a_machine_is_told_with_its_source(capsys: pytest.CaptureFixture[str]) -> None:
+    assert recommend("--machine", "epyc-768g-rtx-pro-6000", "--json") == 0
+    rows = {row["quant"]: row["measured"] for row in json.loads(capsys.readouterr().out)["verdicts"]}
+    (told,) = rows.pop("UD-Q2_K_XL")
+    assert told["where"] == "elsewhere"
+    assert told["source"] == "https://github.com/ggml-org/llama.cpp/pull/26185"
+    assert [row["decode_tokens_per_second"]["median"] for row in told["speeds"]] == [3.1, 5.1]
+    assert set(map(len, rows.values())) == {0}
+    assert recommend("--machine", "epyc-1t-8x-rtx-pro-6000") == 0
+    assert "measured" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", ["recommend", "plan"])
+def test_a_run_of_ones_own_is_measured_here_and_of_another_size_nothing(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    environ = {"KIMIGGUF_PROFILES": str(tmp_path)}
+    app = App(show=Show(), environ=environ)
+    described, extra = ("--machine", "epyc-768g-rtx-pro-6000"), ("UD-IQ1_M",) if command == "plan" else ()
+    save(replace(RUN, machine=fingerprint(detect(limit_seconds=10))), environ)
+    fits = run([command, *extra], app) == 0
+    assert ("measured here: UD-IQ1_M: 4.5 tok/s" in capsys.readouterr().out) == (fits or command == "recommend")
+    assert run([command, *extra, *described], app) == 0
+    assert "UD-IQ1_M: 4.5" not in capsys.readouterr().out
+    save(RUN, environ)
+    assert run([command, *extra, *described], app) == 0
+    assert "measured on such a machine: UD-IQ1_M: 4.5 tok/s (2026-11-30)" in capsys.readouterr().out
+    for path in (tmp_path / "measured").iterdir():
+        path.unlink()
+    save(replace(RUN, model=replace(RUN.model, size_bytes=6_000_000)), environ)
+    assert run([command, *extra, *described], app) == 0
+    assert "UD-IQ1_M: 4.5" not in capsys.readouterr().out
+
+
+def test_a_broken_measurement_does_not_stop_a_recommendation(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "measured").mkdir()
+    (tmp_path / "measured" / "mine.toml").write_text("speeds = 5")
+    app = App(show=Show(), environ={"KIMIGGUF_PROFILES": str(tmp_path)})
+    assert run(["recommend", "--machine", "8x-b200"], app) == 0
+    err = capsys.readouterr().err
+    assert "left out" in err
+    assert "mine.toml" in err
+
+
+def test_the_sizes_of_the_test_are_those_of_the_catalogue() -> None:
+    assert {quant.name: quant.size_bytes for quant in load_model().quants}["UD-IQ1_M"] == RUN.model.size_bytes

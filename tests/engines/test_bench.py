@@ -240,7 +240,7 @@ def test_a_port_where_nobody_listens_is_told() -> None:
 def target(**changes: Any) -> Target:
     facts: dict[str, Any] = {
         "url": "http://127.0.0.1:8080", "model_name": "kimi-k3", "is_native": True, "context_tokens": 8192,
-        "model": MeasuredModel(), "settings": MeasuredSettings(),
+        "model": MeasuredModel(quant="UD-IQ1_M"), "settings": MeasuredSettings(),
     }  # fmt: skip
     return Target(**(facts | changes))
 
@@ -354,6 +354,7 @@ def test_what_a_reader_must_know_stands_beside_the_figures() -> None:
     ("changes", "why"),
     [
         ({"found": []}, "nothing was measured"),
+        ({"target": target(model=MeasuredModel())}, "tells no quant"),
         ({"target": target(elsewhere="it is asked over a network"), "machine": None}, "which machine"),
         ({"machine": Fingerprint(ram_bytes=1)}, "accelerators of this machine are unknown"),
         ({"machine": Fingerprint(cards=())}, "memory or the accelerators"),
