@@ -1,5 +1,6 @@
 """Proves that a registered model answers: what Ollama says of it, a load, and two turns with the thinking sent back."""
 
+import time
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -9,12 +10,15 @@ from kimigguf.errors import KimiggufError, ServerError
 from kimigguf.events import Listener, Step
 from kimigguf.ollama.evidence import Check, State, passed, unknown
 from kimigguf.ollama.session import Session, mapped
+from kimigguf.units import duration
 
 _TURN_TOKENS: Final = 512
 """Enough for a short thought and a word; a thinking model that is cut off here has still shown that it runs."""
 _FIRST: Final = "Reply with one word: ready"
 _SECOND: Final = "Reply with the same word again."
 _NANOSECONDS: Final = 1e9
+_BARE: Final = "{{ .Prompt }}"
+"""The template of a model that Ollama has found none for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,8 +59,13 @@ def prove(session: Session, name: str, listen: Listener) -> Proof:
     checks = _shown(shown)
     thinks = "thinking" in (shown.capabilities or ())
     listen(Step(text=f"loading {name} (this reads the whole model)"))
+    started = time.monotonic()
     messages: list[dict[str, Any]] = [{"role": "user", "content": _FIRST}]
     first, reply = _turn(session, name, messages, thinks=thinks)
+    took = time.monotonic() - started
+    load = None if reply.load_duration is None else reply.load_duration / _NANOSECONDS
+    told = "" if load is None else f", of which {duration(load)} to load, as Ollama says"
+    checks.append(passed("load", f"answered after {duration(took)}{told}"))
     checks.append(_judged("first turn", first))
     messages.append(_sent_back(first))
     messages.append({"role": "user", "content": _SECOND})
@@ -69,7 +78,7 @@ def prove(session: Session, name: str, listen: Listener) -> Proof:
         name=name,
         checks=tuple(checks),
         turns=(first, second),
-        load_seconds=None if reply.load_duration is None else reply.load_duration / _NANOSECONDS,
+        load_seconds=load,
         gpu_share=share,
     )
 
@@ -78,6 +87,11 @@ def _shown(shown: ShowResponse) -> list[Check]:
     capabilities = shown.capabilities or ()
     wanted = {"thinking": "answers would come without their thinking", "tools": "tool calls would stay plain text"}
     checks = [passed("parameters", ", ".join(" ".join(line.split()) for line in (shown.parameters or "").splitlines()))]
+    template = (shown.template or "").strip()
+    if template in {"", _BARE}:
+        checks.append(unknown("template", "Ollama shows none of its own: the one in the GGUF decides"))
+    else:
+        checks.append(passed("template", f"{len(template):,} characters, from {' '.join(template.split())[:40]!r} on"))
     for name, without in wanted.items():
         if name in capabilities:
             checks.append(passed(name, "Ollama sees it in the model's template"))

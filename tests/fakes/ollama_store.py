@@ -48,6 +48,7 @@ class Ollama:
     thinking: str = "The user greets me."
     content: str = "Hello."
     done_reason: str = "stop"
+    template: str = "{{ .Prompt }}"
     capabilities: tuple[str, ...] = ("completion", "tools", "thinking")
     engine_url: str | None = None
     requests: list[tuple[str, str]] = field(default_factory=list)

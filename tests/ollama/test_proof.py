@@ -1,9 +1,19 @@
-import pytest
-from fakes.ollama_store import Ollama
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
 
-from kimigguf.errors import ServerError
+import pytest
+import tiny_k3
+from fakes.ollama_store import Ollama
+from fakes.served import plan_for, served
+
+from kimigguf.cli.app import App, run
+from kimigguf.cli.show import Show
+from kimigguf.errors import ExitCode, ServerError
 from kimigguf.events import Event, Step, ignore
 from kimigguf.ollama.evidence import State
+from kimigguf.ollama.find import find_source
 from kimigguf.ollama.proof import Proof, prove
 from kimigguf.ollama.registration import plan, register
 from kimigguf.ollama.server import PATIENT_SECONDS, look
@@ -33,7 +43,7 @@ def test_two_turns_prove_that_it_answers_and_the_thinking_goes_back(registered: 
     said: list[Event] = []
     proof = proved(registered, said)
     assert proof.holds
-    assert set(states(proof).values()) == {State.PASSED}
+    assert {what for what, state in states(proof).items() if state is not State.PASSED} == {"template"}
     assert proof.turns[0].content == "Hello."
     assert proof.turns[0].tokens_per_second == pytest.approx(40.0)
     assert (proof.load_seconds, proof.gpu_share) == (0.5, 0.0)
@@ -41,6 +51,17 @@ def test_two_turns_prove_that_it_answers_and_the_thinking_goes_back(registered: 
     second = registered.chats[1]["messages"]
     assert second[1] == {"role": "assistant", "content": "Hello.", "thinking": "The user greets me."}
     assert registered.chats[0]["think"] is True
+
+
+def test_what_ollama_shows_as_template_and_how_long_the_load_took_are_told(registered: Ollama) -> None:
+    registered.load_seconds = 0.3
+    found = {check.what: check.evidence for check in proved(registered).checks}
+    assert "the one in the GGUF decides" in found["template"]
+    assert "of which 0.5 s to load" in found["load"]
+    assert "temperature 1.0" in found["parameters"]
+    registered.template = "{{- range .Messages }}<|open|>message role"
+    found = {check.what: check.evidence for check in proved(registered).checks}
+    assert found["template"] == "42 characters, from '{{- range .Messages }}<|open|>message ro' on"
 
 
 def test_a_model_whose_template_shows_no_thinking_is_not_asked_to_think(registered: Ollama) -> None:
@@ -83,3 +104,26 @@ def test_a_load_that_fails_is_told_in_ollamas_words(registered: Ollama, told: st
     with pytest.raises(ServerError) as error:
         proved(registered)
     assert (error.value.code, error.value.cause) == (code, told)
+
+
+@pytest.mark.engine
+def test_a_real_engine_answers_from_the_file_that_was_merged_for_an_old_ollama(
+    tiny: Callable[[str], Path], tmp_path: Path, stand_in: Ollama, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The stand-in hands its chats to the embedded engine, which has loaded the blob that Ollama was given."""
+    shards = shutil.copytree(tiny("UD-IQ1_M"), tmp_path / "UD-IQ1_M")
+    stand_in.version = "0.34.0"
+    environ = {"OLLAMA_HOST": stand_in.url, "OLLAMA_MODELS": str(stand_in.folder)}
+    register(plan(find_source(str(shards), environ), environ), ignore, environ={})
+    (layer,) = [one for one in stand_in.models()["kimi-k3:ud-iq1_m"]["layers"] if one["mediaType"].endswith(".model")]
+    whole = tmp_path / "merged" / "blob.gguf"
+    whole.parent.mkdir()
+    whole.hardlink_to(stand_in.blob(layer["digest"]))
+    with served(plan_for([whole], "kimi-k3", tiny_k3.LAYERS), tmp_path / "engine") as url:
+        stand_in.engine_url = url
+        app = App(show=Show(), environ=environ)
+        assert run(["ollama-register", "--check", "kimi-k3:ud-iq1_m", "--json"], app) == ExitCode.DONE
+    proof = json.loads(capsys.readouterr().out)["proof"]
+    assert all(turn["thinking"] for turn in proof["turns"])
+    assert all(turn["tokens_per_second"] > 1 for turn in proof["turns"])
+    assert stand_in.chats[1]["messages"][1]["thinking"] == proof["turns"][0]["thinking"]
