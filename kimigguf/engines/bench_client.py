@@ -39,14 +39,17 @@ class Answer:
 
 
 class BenchClient:
-    """A connection to the server at ``url``, which may end in /v1 or not; ``tls`` is whom it trusts.
+    """A connection to the server at ``url``; ``tls`` is whom it trusts.
+
+    Paths are llama-server's own; those below /v1 lie wherever ``url`` says that the OpenAI-compatible API does.
 
     Raises:
         UsageError: ``bad-url``.
     """
 
     def __init__(self, url: str, key: str | None = None, *, tls: ssl.SSLContext | None = None) -> None:
-        self.root = base_url(url).removesuffix("/v1")
+        self._api = base_url(url)
+        self.root = self._api.removesuffix("/v1")
         self._client = httpx.Client(
             headers={"Authorization": f"Bearer {key}"} if key else {},
             timeout=httpx.Timeout(None, connect=_CONNECT_SECONDS),
@@ -65,6 +68,10 @@ class BenchClient:
     ) -> None:
         self._client.close()
 
+    def address(self, path: str) -> str:
+        """The full address of ``path``."""
+        return self._api + path.removeprefix("/v1") if path.startswith("/v1/") else self.root + path
+
     def page(self, path: str) -> str | None:
         """The text behind ``path``; None where the server has no such page.
 
@@ -73,7 +80,7 @@ class BenchClient:
             ServerError: ``still-loading``.
         """
         with self._mapped():
-            response = self._client.get(self.root + path, timeout=_LOOK_SECONDS)
+            response = self._client.get(self.address(path), timeout=_LOOK_SECONDS)
             if response.status_code in {401, 403, 503}:
                 raise self._refused(response)
             return response.text if response.is_success else None
@@ -85,7 +92,7 @@ class BenchClient:
     def post(self, path: str, body: Mapping[str, Any]) -> Any:  # noqa: ANN401 -- parsed JSON
         """The JSON of the answer; None where the server does not know ``path``. Raises as ``page`` does."""
         with self._mapped():
-            response = self._client.post(self.root + path, json=body, timeout=_LOOK_SECONDS)
+            response = self._client.post(self.address(path), json=body, timeout=_LOOK_SECONDS)
             if response.status_code in {401, 403, 503}:
                 raise self._refused(response)
             return _json(response.text) if response.is_success else None
@@ -101,7 +108,7 @@ class BenchClient:
         reader = _Reader()
         with self._mapped():
             began = time.perf_counter()
-            with self._client.stream("POST", self.root + path, json={**body, "stream": True}) as response:
+            with self._client.stream("POST", self.address(path), json={**body, "stream": True}) as response:
                 if not response.is_success:
                     response.read()
                     raise self._refused(response)

@@ -18,9 +18,10 @@ from kimigguf.hardware.nvidia import load_nvml
 from kimigguf.hardware.probes import ask_all
 from kimigguf.hardware.snapshot import Accelerator, MemoryKind
 
-_EVERY_SECONDS: Final = 0.25
-_DEVICES_EVERY: Final = 8
-"""Asking the drivers costs more than reading /proc, and weights do not come and go on a GPU."""
+_EVERY_SECONDS: Final = 0.5
+_THOROUGH_EVERY: Final = 8
+"""Looking for new children goes through every process of the machine, and asking the drivers costs as much: what is
+measured meanwhile must not be slowed down by it. Neither children nor weights on a GPU come and go that fast."""
 _DEVICES_LIMIT_SECONDS: Final = 2.0
 
 
@@ -59,11 +60,20 @@ class Peaks:
 
 def read_tree(pid: int) -> TreeUse | None:
     """What the tree below ``pid`` has in memory now; None if it is gone or may not be asked."""
+    return read_processes(tree_of(pid))
+
+
+def tree_of(pid: int) -> tuple[psutil.Process, ...]:
+    """The process and all below it; empty if it is gone or may not be asked."""
     try:
         root = psutil.Process(pid)
-        processes = [root, *root.children(recursive=True)]
+        return (root, *root.children(recursive=True))
     except psutil.Error:
-        return None
+        return ()
+
+
+def read_processes(processes: Iterable[psutil.Process]) -> TreeUse | None:
+    """What the processes have in memory now; None if none is left that may be asked."""
     uses = [use for process in processes if (use := _read_one(process)) is not None]
     if not uses:
         return None
@@ -126,6 +136,7 @@ class PeakWatch:
         self._environ = environ
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._run, name="peaks", daemon=True)
+        self._processes: tuple[psutil.Process, ...] = ()
         self._tree: TreeUse | None = None
         self._first_read: int | None = None
         self._last_read: int | None = None
@@ -134,7 +145,7 @@ class PeakWatch:
 
     def __enter__(self) -> Self:
         if self._pid is not None:
-            self._look(devices=True)
+            self._look(thorough=True)
             self._thread.start()
         return self
 
@@ -144,7 +155,7 @@ class PeakWatch:
         self._end.set()
         if self._thread.ident is not None:
             self._thread.join()
-            self._look(devices=True)
+            self._look(thorough=True)
 
     @property
     def peaks(self) -> Peaks:
@@ -165,14 +176,16 @@ class PeakWatch:
         turn = 0
         while not self._end.wait(_EVERY_SECONDS):
             turn += 1
-            self._look(devices=turn % _DEVICES_EVERY == 0)
+            self._look(thorough=turn % _THOROUGH_EVERY == 0)
 
-    def _look(self, *, devices: bool) -> None:
-        if self._pid is not None and (now := read_tree(self._pid)) is not None:
+    def _look(self, *, thorough: bool) -> None:
+        if thorough and self._pid is not None:
+            self._processes = tree_of(self._pid)
+        if (now := read_processes(self._processes)) is not None:
             self._first_read = now.read_bytes if self._first_read is None else self._first_read
             self._last_read = now.read_bytes
             self._tree = now if self._tree is None else higher(self._tree, now)
-        if devices and self._has_devices:
+        if thorough and self._has_devices:
             found = accelerators_now(self._environ)
             self._has_devices = found is None or any(one.memory_kind is MemoryKind.DISCRETE for one in found)
             self._devices = None if found is None and self._devices is None else device_peaks(self._devices, found)

@@ -237,6 +237,20 @@ def test_a_port_where_nobody_listens_is_told() -> None:
     assert caught.value.code == "server-unreachable"
 
 
+@pytest.mark.parametrize(
+    ("url", "props", "models"),
+    [
+        ("http://h:1", "http://h:1/props", "http://h:1/v1/models"),
+        ("http://h:1/v1/", "http://h:1/props", "http://h:1/v1/models"),
+        ("https://h/openai", "https://h/openai/props", "https://h/openai/models"),
+        ("https://h/k3/v1", "https://h/k3/props", "https://h/k3/v1/models"),
+    ],
+)
+def test_an_api_below_another_path_is_asked_there(url: str, props: str, models: str) -> None:
+    with BenchClient(url) as client:
+        assert (client.address("/props"), client.address("/v1/models")) == (props, models)
+
+
 def target(**changes: Any) -> Target:
     facts: dict[str, Any] = {
         "url": "http://127.0.0.1:8080", "model_name": "kimi-k3", "is_native": True, "context_tokens": 8192,
