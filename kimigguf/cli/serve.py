@@ -156,7 +156,7 @@ def _serve_once(app: App, prepared: "Prepared") -> NoReturn:
             session.wait_ready(listen)
         if taken is not None:
             address = session.server.address
-            ends.enter_context(running(taken, address.url, prepared.key, address.trust))
+            ends.enter_context(running(taken, address.url, prepared.key, address.trust, app.show.note))
         app.show.answer(ready_record(session), lambda console: show_ready(console, session))
         session.server.wait(lambda event: app.show.note(event.text) if isinstance(event, Notice) else None)
 

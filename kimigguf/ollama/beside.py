@@ -5,7 +5,7 @@ import logging
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
@@ -62,9 +62,15 @@ def held(port: int) -> Iterator[socket.socket]:
 
 @contextmanager
 def running(
-    taken: socket.socket, upstream: str, key: str | None, tls: "ssl.SSLContext | None" = None
+    taken: socket.socket,
+    upstream: str,
+    key: str | None,
+    tls: "ssl.SSLContext | None" = None,
+    tell: Callable[[str], None] = lambda _text: None,
 ) -> Iterator[None]:
     """The bridge to the engine at ``upstream``, answering on ``taken`` while the block runs; ``tls`` is its trust.
+
+    ``tell`` hears, once each, what clients ask for and do not get.
 
     Raises:
         ServerError: ``bridge-failed``.
@@ -74,7 +80,7 @@ def running(
     from kimigguf.ollama.bridge import Bridge  # noqa: PLC0415 -- needs the extra
 
     config = uvicorn.Config(
-        Bridge(upstream, key, tls=tls).app(),
+        Bridge(upstream, key, tls=tls, tell=tell).app(),
         log_config=None,
         log_level="warning",  # also after an earlier bridge of this process ended, and was silenced for that
         access_log=False,
