@@ -159,6 +159,8 @@ def _remove(app: App, name: str) -> int:
 
 
 def _record(registration: "Registration", proof: "Proof | None") -> dict[str, Any]:
+    from kimigguf.ollama.modelfile import launchctl_lines, shell_lines, systemd_drop_in
+
     folder, source = registration.folder, registration.source
     return {
         "schema": "kimigguf.ollama-register/1",
@@ -187,6 +189,11 @@ def _record(registration: "Registration", proof: "Proof | None") -> dict[str, An
         "parameters": dict(registration.parameters),
         "modelfile": registration.modelfile,
         "environment": [asdict(variable) for variable in registration.environment],
+        "snippets": {
+            "systemd": systemd_drop_in(registration.environment),
+            "launchd": launchctl_lines(registration.environment),
+            "shell": shell_lines(registration.environment),
+        },
         "registered": proof is not None,
         "proof": None if proof is None else asdict(proof),
         "run": f"ollama run {registration.name}",

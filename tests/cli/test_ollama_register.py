@@ -80,6 +80,8 @@ def test_the_json_answer_holds_plan_and_proof(
     assert answer["disk"]["peak_bytes"] == answer["size_bytes"]
     assert answer["proof"]["turns"][0]["content"] == "Hello."
     assert answer["run"] == "ollama run mine"
+    assert answer["snippets"]["systemd"].startswith("[Service]\n")
+    assert all("LLAMA_ARG_CACHE_RAM" in text for text in answer["snippets"].values())
 
 
 def test_a_dry_run_writes_nothing_and_shows_disk_modelfile_and_environment(

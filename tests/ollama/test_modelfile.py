@@ -1,4 +1,9 @@
-import shlex
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
 
 from kimigguf.engines.serving import load_serving
 from kimigguf.memory.settings import Settings
@@ -12,6 +17,8 @@ from kimigguf.ollama.modelfile import (
     systemd_drop_in,
 )
 from kimigguf.ollama.storage import parse_unit
+
+VARIABLES = environment(Settings(), 594_040_923_616, experts_on_host=True)
 
 
 def test_the_sampling_is_k3s_and_not_ollamas_default() -> None:
@@ -73,15 +80,65 @@ def test_the_drop_in_reads_back_as_systemd_shows_it() -> None:
     assert read == {variable.name: variable.value for variable in variables}
 
 
-def test_the_shell_line_is_one_command() -> None:
-    words = shlex.split(shell_lines(environment(Settings(), 1, experts_on_host=True)))
-    assert words[-2:] == ["ollama", "serve"]
-    assert all("=" in word for word in words[:-2])
+def test_systemd_takes_the_drop_in_without_a_word(tmp_path: Path) -> None:
+    if shutil.which("systemd-analyze") is None:
+        pytest.skip("there is no systemd-analyze")
+    (tmp_path / "ollama.service").write_text("[Service]\nExecStart=/bin/sh -c true\n")
+    drop_in = tmp_path / "ollama.service.d" / "override.conf"
+    drop_in.parent.mkdir()
+
+    def said() -> str:
+        done = subprocess.run(
+            ["systemd-analyze", "verify", "--man=no", "ollama.service"],
+            env={"SYSTEMD_UNIT_PATH": f"{tmp_path}:", "PATH": os.environ["PATH"]},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        return "\n".join(line for line in done.stderr.splitlines() if str(tmp_path) in line)
+
+    drop_in.write_text(systemd_drop_in(VARIABLES))
+    assert said() == ""
+    drop_in.write_text(systemd_drop_in(VARIABLES).replace("Environment=", "Enviroment=", 1))
+    assert "Enviroment" in said()
 
 
-def test_launchd_gets_one_variable_a_line() -> None:
-    lines = launchctl_lines(environment(Settings(), 1, experts_on_host=True)).splitlines()
-    assert "launchctl setenv LLAMA_ARG_CPU_MOE 1" in lines
+@pytest.mark.native
+def test_llama_server_knows_every_variable_that_it_would_inherit(native_bin: Path) -> None:
+    shown = subprocess.run(
+        [str(native_bin / "llama-server"), "--help"], capture_output=True, text=True, timeout=60, check=True
+    ).stdout
+    inherited = [one.name for one in VARIABLES if one.inherited]
+    assert len(inherited) == 4
+    assert [name for name in inherited if f"(env: {name})" not in shown] == []
+
+
+def run_by(shell: str, text: str, folder: Path, program: str) -> list[str]:
+    """What ``program`` was called with, its own arguments and variables, by a shell that runs ``text``."""
+    fake = folder / program
+    fake.write_text('#!/bin/sh\nprintf "%s\\n" "$*" >>"$SEEN"\nenv | grep -E "^(OLLAMA|LLAMA)_" >>"$SEEN"\nexit 0\n')
+    fake.chmod(0o755)
+    seen = folder / "seen"
+    environ = {"PATH": f"{folder}:/usr/bin:/bin", "SEEN": str(seen)}
+    subprocess.run([shell, "-eu", "-c", text], env=environ, check=True, timeout=20)
+    return seen.read_text().splitlines()
+
+
+@pytest.mark.parametrize("shell", ["dash", "bash"])
+def test_the_shell_line_starts_the_server_with_its_variables(shell: str, tmp_path: Path) -> None:
+    path = shutil.which(shell)
+    if path is None:
+        pytest.skip(f"there is no {shell}")
+    command, *variables = run_by(path, shell_lines(VARIABLES), tmp_path, "ollama")
+    assert command == "serve"
+    assert sorted(variables) == sorted(f"{one.name}={one.value}" for one in VARIABLES)
+
+
+def test_launchd_is_told_every_variable_by_itself(tmp_path: Path) -> None:
+    """As a shell reads the lines; launchctl itself exists on macOS only."""
+    calls = run_by("/bin/sh", launchctl_lines(VARIABLES), tmp_path, "launchctl")
+    assert calls == [f"setenv {one.name} {one.value}" for one in VARIABLES]
 
 
 def test_a_unit_that_is_not_loaded_says_nothing() -> None:
