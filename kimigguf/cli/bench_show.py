@@ -23,7 +23,7 @@ def draw(console: "Console", report: "Report", data: Mapping[str, Any]) -> None:
     target = report.target
     context = "an unknown context" if target.context_tokens is None else f"{target.context_tokens:,} tokens of context"
     what = ", ".join(part for part in (target.model.quant, target.engine, context) if part)
-    console.print(f"{target.name or target.model_name} at {target.url}: {what}", markup=False, soft_wrap=True)
+    console.print(f"{target.name or target.model_name} at {target.url}: {what}", markup=False)
     if report.speeds:
         _draw_speeds(console, report)
     for line in _rejections(report):
@@ -95,7 +95,7 @@ def _memory(report: "Report") -> Iterator[str]:
     if peaks.cgroup_bytes is not None:
         yield f"memory: control group: {memory(peaks.cgroup_bytes)} at peak since it began, page cache included"
     for name, columns in report.loaded:
-        yield f"memory: {name}: {memory(columns.total_bytes)} by the engine's log"
+        yield f"memory: {name.lower()}: {memory(columns.total_bytes)} by the engine's log"
     for index, device in enumerate(peaks.devices or ()):
         used, total = memory(device.used_bytes), memory(device.total_bytes)
         yield f"memory: gpu{index} {device.name}: {used} of {total} in use by all at peak"

@@ -77,7 +77,8 @@ def measure(
     for depth in depths:
         for turn in range(1, repeat + 1):
             for warmth in Warmth:
-                listen(Step(text=f"depth {depth:,}, {turn} of {repeat}: {warmth}"))
+                new = shape.prompt_tokens + (depth if warmth is Warmth.COLD else 0)
+                listen(Step(text=f"depth {depth:,}, {turn} of {repeat}: {warmth}, {new:,} new tokens"))
                 before = _load(client, target)
                 answer = talk.first(depth) if warmth is Warmth.COLD else talk.second()
                 sample = _with_others(_sample(answer, depth, warmth), before, _load(client, target), target.slots)

@@ -26,6 +26,9 @@ _WHAT: Final = "measurement"
 _SIZE_TOLERANCE: Final = 100
 """One part in so many: an engine's count of its tensors leaves out headers and padding; another quant differs more."""
 
+_STEADY: Final = 1.1
+"""Ends that are farther apart than this are told beside the median."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredModel:
@@ -183,19 +186,29 @@ def _same_size(run: Run, size_bytes: int) -> bool:
 
 
 def in_words(run: Run) -> str:
-    """The speeds of a run in a line: what was generated per second, at which depth, with what, when, told by whom."""
+    """The speeds of a run in a line: what was generated per second, at which depth, with what, when, told by whom.
+
+    Of a depth that was measured cold and warm the cold figure stands for both: generating is the same after either.
+    """
     rows = [speed for speed in run.speeds if speed.decode_tokens_per_second is not None]
-    figures = ", ".join(_figure(speed, plain=len(rows) == 1) for speed in rows)
+    cold = {speed.depth_tokens for speed in rows if speed.depth_tokens is not None and speed.warmth is Warmth.COLD}
+    rows = [speed for speed in rows if speed.depth_tokens not in cold or speed.warmth is Warmth.COLD]
     context = run.settings.context_tokens
     facts = [f"context {context:,}" if context else "", run.engine or "", (run.date or "")[:10]]
     facts += [run.source] if run.was_elsewhere else []
-    return f"{figures} ({', '.join(fact for fact in facts if fact)})"
+    return f"{', '.join(map(_figure, rows))} ({', '.join(fact for fact in facts if fact)})"
 
 
-def _figure(speed: Speed, *, plain: bool) -> str:
+def _figure(speed: Speed) -> str:
     rate = speed.decode_tokens_per_second
     if rate is None:
         raise ValueError("only rows with a rate are told")
-    depth = "" if speed.depth_tokens is None or (plain and not speed.depth_tokens) else f" at {speed.depth_tokens:,}"
-    warmth = "" if speed.warmth is None or plain else f" {Warmth(speed.warmth)}"
-    return f"{rate.median:.{1 if rate.median >= 1 else 2}f} tok/s{depth}{warmth}"
+    places = 1 if rate.median >= 1 else 2
+    ends = ""
+    if rate.lowest is not None and rate.highest is not None and rate.highest > _STEADY * rate.lowest:
+        ends = f" ({rate.lowest:.{places}f}-{rate.highest:.{places}f})"
+    if speed.depth_tokens is not None:
+        where = f" at depth {speed.depth_tokens:,}"
+    else:
+        where = "" if speed.warmth is None else f" {speed.warmth}"
+    return f"{rate.median:.{places}f}{ends} tok/s{where}"

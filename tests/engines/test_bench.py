@@ -76,7 +76,7 @@ def test_a_real_engine_is_measured_cold_and_warm_by_its_own_clock(kind: str, tin
     assert len(report.speeds) == 4
     assert report.peaks.tree is not None
     assert report.peaks.tree.resident_bytes > 10 << 20
-    assert next(event.text for event in seen if isinstance(event, Step)) == "depth 0, 1 of 1: cold"
+    assert next(event.text for event in seen if isinstance(event, Step)) == "depth 0, 1 of 1: cold, 24 new tokens"
 
 
 @pytest.mark.engine

@@ -148,10 +148,24 @@ def test_ones_own_latest_run_comes_before_older_ones_and_before_reports() -> Non
     assert only.file == "latest"
 
 
+def test_one_figure_stands_for_both_turns_of_a_depth_and_its_ends_are_told_only_where_they_are_apart() -> None:
+    (cold,) = RUN.speeds
+    steady = Spread(median=9.0, lowest=8.9, highest=9.2, count=3)
+    rows = (
+        replace(cold, depth_tokens=0, decode_tokens_per_second=steady),
+        replace(cold, depth_tokens=0, warmth=Warmth.WARM),
+        replace(cold, warmth=Warmth.WARM),
+        replace(cold, depth_tokens=9000, decode_tokens_per_second=None),
+    )
+    assert in_words(replace(RUN, speeds=rows)).startswith(
+        "9.0 tok/s at depth 0, 4.2 (4.0-4.5) tok/s at depth 4,096 (context"
+    )
+
+
 @pytest.mark.parametrize(
     ("run", "text"),
     [
-        (RUN, "4.2 tok/s at 4,096 (context 32,768, llama.cpp b11434-0c1e57098, 2026-11-30)"),
+        (RUN, "4.2 (4.0-4.5) tok/s at depth 4,096 (context 32,768, llama.cpp b11434-0c1e57098, 2026-11-30)"),
         (
             Run(
                 source="https://example.com/1",
