@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
-from kimigguf.engines.symptoms import FATAL
+from kimigguf.engines.oom import Verdict
+from kimigguf.engines.symptoms import FATAL, LESS_MEMORY
 from kimigguf.errors import ServerError
 
 
@@ -113,19 +114,24 @@ class EngineDiedError(ServerError):
     ready_seconds = 0.0
 
 
+_KILLED_FOR_MEMORY: Final = Diagnosis(
+    code="oom-killed", message="the kernel killed the engine because memory ran out", hint=LESS_MEMORY
+)
+
+
 def server_error(
-    log: str, how: Exit, *, log_path: str | None, while_doing: str, evidence: str | None = None
+    log: str, how: Exit, *, log_path: str | None, while_doing: str, killer: Verdict | None = None
 ) -> EngineDiedError:
     """The failure as a user meets it: what happened, the line that matters, what to do, where the log is.
 
-    ``evidence`` is what is known besides the log, such as the kernel's count of kills.
+    ``killer`` is what is known of who killed it.
     """
-    found = diagnose(log, how)
+    found = _KILLED_FOR_MEMORY if killer and killer.by_kernel else diagnose(log, how)
     where = f"; the log: {log_path}" if log_path else ""
     error = EngineDiedError(
         f"{found.message} (while {while_doing}; {how})",
         code=found.code,
-        cause="; ".join(filter(None, (evidence, found.line))) or None,
+        cause="; ".join(filter(None, (killer.words if killer else None, found.line))) or None,
         hint=found.hint + where,
     )
     error.may_pass = found.may_pass

@@ -16,7 +16,7 @@ from typing import Final, NoReturn, Self
 
 from kimigguf.engines.command import Command
 from kimigguf.engines.diagnose import EngineDiedError, server_error
-from kimigguf.engines.oom import explain, read_kills
+from kimigguf.engines.oom import explain, read_kill, read_kills
 from kimigguf.engines.pressure import PressureWatch
 from kimigguf.engines.progress import Activity, advanced, read_activity
 from kimigguf.engines.supervise import Child, State
@@ -312,10 +312,15 @@ class Server:
 
     def _failure(self, doing: str) -> EngineDiedError:
         how = self._child.stop(0)
-        by_kernel = explain(self._kills, read_kills()) if how.signal_number == signal.SIGKILL else None
+        killer = None
+        if how.signal_number == signal.SIGKILL:
+            line = read_kill(self.pid, since=self._kills.at)
+            killer = explain(self._kills, read_kills(), line)
         text, path = self._child.log_tail(), str(self._child.log)
-        error = server_error(text, how, log_path=path, while_doing=doing, evidence=by_kernel)
+        error = server_error(text, how, log_path=path, while_doing=doing, killer=killer)
         error.ready_seconds = 0.0 if self._ready_at is None else time.monotonic() - self._ready_at
+        # A signal leaves no word of its own in the log, which may be all that somebody has tomorrow.
+        self._child.note(f"the engine ended while {doing}: {how}" + (f"; {killer.words}" if killer else ""))
         return error
 
     def stop(self) -> None:

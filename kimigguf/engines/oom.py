@@ -1,12 +1,31 @@
-"""Whether the kernel killed something for memory: counted before and after, so that a SIGKILL is no riddle."""
+"""Whether the kernel killed something for memory, by its counts and its log: then a SIGKILL is no riddle."""
 
+import os
 import re
-from dataclasses import dataclass
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
 
 from kimigguf.hardware.cgroups import find_hierarchy, groups, memory_limits
 from kimigguf.hardware.host import Host
 from kimigguf.hardware.mounts import parse_mountinfo
 from kimigguf.units import memory
+
+_KMSG: Final = Path("/dev/kmsg")
+_RECORD_BYTES: Final = 8192
+_CLOCKS_APART_SECONDS: Final = 60.0
+"""The kernel's log has a clock of its own, which strays a little from the monotonic one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """Who sent a SIGKILL, in words; ``by_kernel``: the kernel did, for want of memory."""
+
+    by_kernel: bool
+    words: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,6 +39,7 @@ class Kills:
     in_group: int | None
     on_machine: int | None
     limit_bytes: int | None = None
+    at: float = field(default_factory=time.monotonic, compare=False)
 
 
 def parse_kills(text: str | None) -> int | None:
@@ -43,13 +63,45 @@ def read_kills(host: Host | None = None) -> Kills:
     return Kills(in_group=max(known, default=None), on_machine=on_machine, limit_bytes=min(limits, default=None))
 
 
-def explain(before: Kills, after: Kills) -> str | None:
-    """What the counts say about a SIGKILL between them; None if they say nothing."""
+def explain(before: Kills, after: Kills, kernel_line: str | None = None) -> Verdict | None:
+    """What the counts and the kernel's own line say about a SIGKILL between them; None if they say nothing."""
+    told = f" ({kernel_line})" if kernel_line else ""
     if before.in_group is not None and after.in_group is not None and after.in_group > before.in_group:
-        limit = f", whose limit is {memory(after.limit_bytes)}" if after.limit_bytes is not None else ""
-        return f"the kernel killed it: the control group ran out of memory{limit}"
+        limit = f" of {memory(after.limit_bytes)}" if after.limit_bytes is not None else ""
+        return Verdict(
+            by_kernel=True, words=f"the kernel killed it: its control group's limit{limit} was reached{told}"
+        )
+    if kernel_line:
+        return Verdict(by_kernel=True, words=f"the kernel killed it for memory{told}")
     if before.on_machine is not None and after.on_machine is not None:
         if after.on_machine > before.on_machine:
-            return "the kernel killed it: the machine ran out of memory"
-        return "the kernel counts no kill for memory meanwhile, so somebody else sent the signal"
+            return Verdict(by_kernel=True, words="the kernel killed it: the machine's memory was used up")
+        words = "the kernel counts no kill for memory meanwhile, so somebody else sent the signal"
+        return Verdict(by_kernel=False, words=words)
     return None
+
+
+def find_kill(records: Iterable[str], pid: int, *, since: float = 0.0) -> str | None:
+    """The kernel's line about its kill of process ``pid``, not before second ``since`` of its clock; None if none."""
+    found = None
+    for record in records:
+        match = re.match(r"\d+,\d+,(\d{1,18}),[^;]*;(.*out of memory: Killed process (\d+) .*)", record, re.IGNORECASE)
+        if match and int(match[3]) == pid and int(match[1]) / 1e6 >= since:
+            found = match[2][:200].rstrip()
+    return found
+
+
+def read_kill(pid: int, *, since: float) -> str | None:
+    """What the kernel's log says of its kill of ``pid`` since that monotonic second; None where it cannot be read."""
+    return find_kill(_records(), pid, since=since - _CLOCKS_APART_SECONDS)
+
+
+def _records() -> Iterator[str]:
+    with suppress(OSError, AttributeError):  # not readable, or no such device
+        kernel = os.open(_KMSG, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            while True:
+                with suppress(BrokenPipeError):  # records that were overwritten meanwhile
+                    yield os.read(kernel, _RECORD_BYTES).decode(errors="replace")
+        finally:
+            os.close(kernel)

@@ -28,6 +28,12 @@ LESS_MEMORY: Final = (
 )
 FATAL: Final = (
     symptom(
+        r"the kernel killed it|out of memory: Killed process \d+ \((?:llama|python|kimigguf)",
+        "oom-killed",
+        "the kernel killed the engine because memory ran out",
+        LESS_MEMORY,
+    ),
+    symptom(
         r"illegal split file idx",
         "not-first-shard",
         "the engine was given a shard that is not the first",
@@ -82,7 +88,8 @@ FATAL: Final = (
         "update the engine, or use --engine embedded",
     ),
     symptom(
-        r"out of memory|OutOfDeviceMemory|failed to allocate|unable to allocate|bad_alloc|cannot allocate memory",
+        r"out of memory(?!: Killed process)|insufficient memory|OutOfDeviceMemory|failed to allocate|unable to allocate"
+        r"|bad_alloc|cannot allocate memory",
         "out-of-memory",
         "the engine could not get the memory it needs",
         LESS_MEMORY,
@@ -98,6 +105,12 @@ FATAL: Final = (
         "engine-unusable",
         "the engine does not run on this machine: a library or a kernel for this hardware is missing",
         "install its libraries, or use --engine embedded",
+    ),
+    symptom(
+        r"what\(\): +Resource temporarily unavailable",
+        "no-threads",
+        "the engine may not start a thread: a limit of processes or of address space stands against it",
+        "raise it: ulimit -u unlimited; ulimit -v unlimited; or TasksMax= and LimitAS= of the systemd unit",
     ),
     # Before the accelerators' own errors: what is not handled ends the same way each time.
     symptom(

@@ -14,6 +14,10 @@ FAILED = (
     "0.00.006.489 E srv  llama_server: exiting due to model loading error\n"
 )
 LOAD = "llama_model_load: error loading model: "
+KERNEL = (
+    "the kernel killed it: its control group's limit of 64.0 GiB was reached "
+    "(Memory cgroup out of memory: Killed process 7 (llama-server))"
+)
 FATAL_LOGS = [
     (
         LOAD + "illegal split file idx: 1 (file: k3-2), model must be loaded with the first split",
@@ -32,6 +36,15 @@ FATAL_LOGS = [
     ("ggml_cuda: allocating 39136.00 MiB on device 0: cudaMalloc failed: out of memory", "out-of-memory"),
     ("ggml_vulkan: Device memory allocation of size 1073741824 failed. ErrorOutOfDeviceMemory", "out-of-memory"),
     ("terminate called after throwing an instance of 'std::bad_alloc'", "out-of-memory"),
+    # Real: the host's memory runs out while the graph is reserved; an assertion is what it dies of.
+    ("ggml_aligned_malloc: insufficient memory (attempted to allocate 394.82 MB)", "out-of-memory"),
+    # Real: under a limit of threads or of address space.
+    ("  what():  Resource temporarily unavailable", "no-threads"),
+    # Real: the supervisor's own line, with the kernel's in it.
+    (
+        "kimigguf 2026-11-30T10:12:01Z: the engine ended while serving: killed by SIGKILL; " + KERNEL,
+        "oom-killed",
+    ),
     (LOAD + "mmap failed: Cannot allocate memory", "out-of-memory"),
     ("llama_context: failed to allocate compute buffers", "out-of-memory"),
     ("common_fit_params: failed to fit params to free device memory: n_gpu_layers already set by user", "not-fitted"),

@@ -4,11 +4,12 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
-from kimigguf.engines.oom import Kills, explain, parse_kills, read_kills
+from kimigguf.engines.oom import Kills, explain, find_kill, parse_kills, read_kill, read_kills
 from kimigguf.hardware.host import Host
 from kimigguf.units import GIB
 
@@ -43,15 +44,43 @@ def test_the_groups_own_count_and_limit_are_found(tmp_path: Path) -> None:
 
 
 def test_a_kill_in_the_group_names_its_limit() -> None:
-    words = explain(Kills(in_group=0, on_machine=4), Kills(in_group=1, on_machine=5, limit_bytes=64 * GIB))
-    assert words is not None
-    assert "control group" in words
-    assert "64.0 GiB" in words
+    after = Kills(in_group=1, on_machine=5, limit_bytes=64 * GIB)
+    verdict = explain(Kills(in_group=0, on_machine=4), after)
+    assert verdict is not None
+    assert verdict.by_kernel
+    assert "control group's limit of 64.0 GiB was reached" in verdict.words
 
 
 def test_a_kill_elsewhere_on_the_machine_is_told_from_a_persons() -> None:
-    assert "machine ran out" in (explain(Kills(in_group=0, on_machine=4), Kills(in_group=0, on_machine=5)) or "")
-    assert "somebody else" in (explain(Kills(in_group=0, on_machine=4), Kills(in_group=0, on_machine=4)) or "")
+    machine = explain(Kills(in_group=0, on_machine=4), Kills(in_group=0, on_machine=5))
+    person = explain(Kills(in_group=0, on_machine=4), Kills(in_group=0, on_machine=4))
+    assert machine is not None
+    assert machine.by_kernel
+    assert "machine's memory was used up" in machine.words
+    assert person is not None
+    assert not person.by_kernel
+    assert "somebody else" in person.words
+
+
+KMSG = [
+    "6,1140,14690000000,-;systemd[1]: Started something.\n",
+    "3,1141,14690817776,-;Memory cgroup out of memory: Killed process 18517 (llama-server) anon-rss:68224kB, UID:0\n",
+    "3,1142,14690817777,-;oom_reaper: reaped process 18517 (llama-server), now anon-rss:0kB\n",
+    "rubbish",
+]
+
+
+def test_the_kernels_own_line_names_the_process_it_killed() -> None:
+    line = find_kill(KMSG, 18517)
+    assert line is not None
+    assert line.startswith("Memory cgroup out of memory: Killed process 18517 (llama-server)")
+    assert find_kill(KMSG, 1851) is None
+    assert find_kill(KMSG, 18517, since=14691.0) is None  # an earlier process of that number
+    nowhere = Kills(in_group=None, on_machine=None)
+    verdict = explain(nowhere, nowhere, line)
+    assert verdict is not None
+    assert verdict.by_kernel
+    assert "anon-rss:68224kB" in verdict.words
 
 
 def test_without_counts_nothing_is_claimed() -> None:
@@ -73,11 +102,14 @@ def test_a_real_kill_by_the_kernel_under_a_real_limit_is_counted(tmp_path: Path)
         code = (
             f"import os; open({str(group / 'cgroup.procs')!r}, 'w').write(str(os.getpid())); x = bytearray(256 << 20)\n"
         )
-        done = subprocess.run([sys.executable, "-c", code], check=False, timeout=60, capture_output=True)
-        assert done.returncode == -signal.SIGKILL
+        began = time.monotonic()
+        with subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL) as child:
+            assert child.wait(60) == -signal.SIGKILL
         after = parse_kills((group / "memory.oom_control").read_text())
     finally:
         group.rmdir()
     if before is None or after is None:
         pytest.skip("this kernel does not count kills per group")
     assert after == before + 1
+    if os.access("/dev/kmsg", os.R_OK):
+        assert f"Killed process {child.pid} " in (read_kill(child.pid, since=began) or "")

