@@ -136,6 +136,10 @@ def test_a_run_of_ones_own_is_measured_here_and_of_another_size_nothing(
     save(RUN, environ)
     assert run([command, *extra, *described], app) == 0
     assert "measured on such a machine: UD-IQ1_M: 4.5 tok/s at depth 0 (2026-11-30)" in capsys.readouterr().out
+    assert run([command, *extra, *described, "--json"], app) == 0
+    data = json.loads(capsys.readouterr().out)
+    rows = data if command == "plan" else next(row for row in data["verdicts"] if row["quant"] == "UD-IQ1_M")
+    assert [(told["where"], told["date"]) for told in rows["measured"]] == [("on such a machine", RUN.date)]
     for path in (tmp_path / "measured").iterdir():
         path.unlink()
     save(replace(RUN, model=replace(RUN.model, size_bytes=6_000_000)), environ)

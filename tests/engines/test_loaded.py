@@ -1,8 +1,9 @@
 """What the engine says it took: log lines of llama.cpp build 11434 (the RPC ones from two loopback workers)."""
 
+import pytest
 from fakes.plans import make_layout, make_plan
 
-from kimigguf.engines.loaded import compare_loaded, parse_log
+from kimigguf.engines.loaded import compare_loaded, devices_in, parse_log
 from kimigguf.units import MIB
 
 HOST_ONLY = """
@@ -63,3 +64,23 @@ def test_a_log_without_buffers_is_unknown_and_not_agreement() -> None:
     compared = compare_loaded(make_plan(), "0.1 I loading\n", ())
     assert compared.agrees is None
     assert compared.reason is not None
+
+
+@pytest.mark.parametrize(
+    ("log", "devices"),
+    [
+        (
+            "load_tensors:        CUDA0 model buffer size = 58133.85 MiB\n"
+            "load_tensors:   CPU_Mapped model buffer size = 566644.00 MiB\n"
+            "load_tensors:    CPU_REPACK model buffer size = 10.00 MiB\n"
+            "load_tensors: RPC0[127.0.0.1:50052] model buffer size = 12.00 MiB\n"
+            "sched_reserve:  CUDA_Host compute buffer size = 30.00 MiB\n"
+            "sched_reserve:      CUDA0 compute buffer size = 300.00 MiB\n",
+            ("CUDA0", "RPC0"),
+        ),
+        ("load_tensors:          CPU model buffer size = 5.00 MiB\n", ()),
+        ("", ()),
+    ],
+)
+def test_devices_are_named_by_the_log_alone_where_no_plan_says_them(log: str, devices: tuple[str, ...]) -> None:
+    assert devices_in(log) == devices
