@@ -125,6 +125,7 @@ def _with_others(sample: Sample, before: Load, after: Load, slots: int | None) -
     Tokens are counted when a request ends, so one that went on all the while shows as a busy slot alone. In a server
     of one slot others only wait, or make this one wait: its own figures stay what they are.
     """
+    sample = replace(sample, is_watched=after.done_tokens is not None or after.busy_slots is not None)
     said = []
     if before.done_tokens is not None and after.done_tokens is not None:
         ours = (sample.prompt_tokens or 0) + (sample.made_tokens or 0)

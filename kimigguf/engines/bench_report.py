@@ -128,6 +128,8 @@ def _unknown(
             unknown.append("tokens per second of some answers: the server did not count their tokens")
         if any(one.cached_tokens is None for one in samples):
             unknown.append("whether anything came from a cache: the server does not say, so warm may be cold")
+    if any(not one.is_watched for one in samples):
+        unknown.append("whether other clients used it meanwhile: the server shows neither its slots nor its counts")
     if target.context_tokens is None:
         unknown.append("the served context: the server does not say")
     if target.pid is None:

@@ -74,6 +74,7 @@ def test_a_real_engine_is_measured_cold_and_warm_by_its_own_clock(kind: str, tin
     report = make_report(target, None, found, watch.peaks, columns)
     assert report.is_measured
     assert len(report.speeds) == 4
+    assert not any("other clients" in line for line in report.unknown)
     assert report.peaks.tree is not None
     assert report.peaks.tree.resident_bytes > 10 << 20
     assert next(event.text for event in seen if isinstance(event, Step)) == "depth 0, 1 of 1: cold, 24 new tokens"
@@ -166,6 +167,7 @@ def test_others_are_told_from_ourselves(
     assert found.is_disturbed is disturbed
     assert (found.others or "").startswith(others or "")
     assert (found.others is None) == (others is None)
+    assert found.is_watched == (after != Load())
 
 
 def test_a_server_without_timings_is_measured_by_the_clients_clock_and_says_so() -> None:
@@ -204,6 +206,7 @@ def test_a_server_that_counts_nothing_leaves_rates_unknown_with_the_reason() -> 
     assert any("did not count their tokens" in line for line in report.unknown)
     assert any("warm may be cold" in line for line in report.unknown)
     assert any("served context" in line for line in report.unknown)
+    assert any("whether other clients used it" in line for line in report.unknown)
 
 
 @pytest.mark.parametrize(
