@@ -285,7 +285,9 @@ def _draw_disk(console: "Console", registration: "Registration") -> None:
     if need.way != "merge" or need.present_bytes:
         rows = rows[:3]  # nothing is left to be cleared away, or not all of it is new
     for moment, taken in rows:
-        table.add_row(moment, storage(taken), storage(None if free is None else free - taken))
+        left = None if free is None else free - taken
+        short = left is not None and left < 0
+        table.add_row(moment, storage(taken), f"{storage(-(left or 0))} short" if short else storage(left))
     console.print(table)
     if need.work_bytes and work is not None:
         console.print(

@@ -149,7 +149,8 @@ def _make(job: Job, environ: Mapping[str, str], listen: Listener) -> Record:
     looks = [path.stat() for path in job.files]
     begun = _size(job.part) > 0
     own = begun or job.tool is None
-    listen(Step(text=f"merging {len(job.files)} shards into {job.folder}" + (", continued" if begun else "")))
+    how = ", continued" if begun else "" if own or job.tool is None else f" with {job.tool}"
+    listen(Step(text=f"merging {len(job.files)} shards into {job.folder}{how}"))
     try:
         if own or not _run_tool(job, plan, environ, listen):
             _write(job.part, plan, listen)
@@ -189,6 +190,10 @@ def _run_tool(job: Job, plan: Merged, environ: Mapping[str, str], listen: Listen
     return False
 
 
+def _name(path: Path) -> str:
+    return path.name.removesuffix(PART).removesuffix(".gguf")
+
+
 def _merging(name: str, done: int, total: int) -> Advance:
     return Advance(activity="merge", item=name, done_bytes=done, total_bytes=total)
 
@@ -202,11 +207,11 @@ def _write(part: Path, plan: Merged, listen: Listener) -> None:
                 out.seek(at)
                 out.write(piece)
                 done = at + len(piece)
-                listen(_merging(part.name.removesuffix(f".gguf{PART}"), done, plan.size_bytes))
+                listen(_merging(_name(part), done, plan.size_bytes))
         out.truncate(plan.size_bytes)
         out.seek(0)
         out.write(plan.header)
-    listen(_merging(part.name.removesuffix(f".gguf{PART}"), plan.size_bytes, plan.size_bytes))
+    listen(_merging(_name(part), plan.size_bytes, plan.size_bytes))
 
 
 def _pieces(stretch: Stretch, done: int) -> Iterator[tuple[int, bytes]]:
@@ -252,7 +257,7 @@ def check(path: Path, plan: Merged, listen: Listener) -> str:
     """
     if _size(path) != plan.size_bytes:
         raise _differs(path, f"it has {_size(path):,} bytes and should have {plan.size_bytes:,}")
-    total = hashlib.sha256()
+    total, item = hashlib.sha256(), _name(path)
     with path.open("rb", buffering=0) as stream, ThreadPoolExecutor(1, thread_name_prefix="hash") as pool:
         header = _read(stream, len(plan.header))
         if not same_header(header, plan):
@@ -269,10 +274,10 @@ def check(path: Path, plan: Merged, listen: Listener) -> str:
                     raise _differs(path, f"{stretch.name} is not what {stretch.path.name} holds")
                 last.result()
                 last = pool.submit(total.update, found)  # while the next pieces are read
-                listen(Advance(activity="check", item=path.stem, done_bytes=at, total_bytes=plan.size_bytes))
+                listen(Advance(activity="check", item=item, done_bytes=at, total_bytes=plan.size_bytes))
         last.result()
         total.update(_read(stream, plan.size_bytes - stream.tell()))
-    listen(Advance(activity="check", item=path.stem, done_bytes=plan.size_bytes, total_bytes=plan.size_bytes))
+    listen(Advance(activity="check", item=item, done_bytes=plan.size_bytes, total_bytes=plan.size_bytes))
     return total.hexdigest()
 
 

@@ -3,7 +3,7 @@
 import contextlib
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -102,14 +102,7 @@ def plan(
     parameters = writing.parameters(
         load_serving(source.architecture or _DEFAULT_MODEL, environ), settings.context_tokens
     )
-    folder, taken = None, None
-    has_blob: Callable[[str], bool | None] = _unknown
-    with contextlib.ExitStack() as stack:
-        if server.reachable:
-            session = stack.enter_context(open_session(server))
-            folder = models_folder(environ, inside, has_blob=session.has_blob) if server.local else None
-            taken, has_blob = session.names(), session.has_blob
-        found = survey(source, server, folder, environ, has_blob=has_blob, copy=copy)
+    folder, taken, found = _ask(server, source, environ, inside, copy=copy)
     already = _is_already(found, folder, _taken_name(name, taken), parameters, licence)
     facts = checking.Facts(
         name=name,
@@ -138,6 +131,18 @@ def plan(
         environment=writing.environment(settings, source.size_bytes, experts_on_host=experts_on_host),
         licence=licence,
     )
+
+
+def _ask(
+    server: OllamaServer, source: Source, environ: Mapping[str, str], inside: ServerEnvironment, *, copy: bool
+) -> tuple[ModelsFolder | None, frozenset[str] | None, Survey]:
+    """What only the server itself can tell: its folder, its models' names, and what the ways into it take."""
+    if not server.reachable:
+        return None, None, survey(source, server, None, environ, has_blob=_unknown, copy=copy)
+    with open_session(server) as session:
+        folder = models_folder(environ, inside, has_blob=session.has_blob) if server.local else None
+        found = survey(source, server, folder, environ, has_blob=session.has_blob, copy=copy)
+        return folder, session.names(), found
 
 
 def _unknown(_digest: str) -> bool | None:

@@ -94,7 +94,8 @@ def why(chosen: Candidate, candidates: Sequence[Candidate], *, alone: str, hindr
     else:
         other = others[0]
         ours, theirs = (one.need.peak_bytes + one.need.work_bytes for one in (chosen, other))
-        reason = f"takes {storage(ours)} at the peak instead of {storage(theirs)} ({other.how})"
+        what = "the shards as they are" if other.route is Route.SHARDS else "merging first"
+        reason = f"takes {storage(ours)} at the peak; {what} would take {storage(theirs)}"
         if other.fits is False and chosen.fits is not False:
             reason += ", for which there is no room"
     return f"{reason}; not linked: {hindrance}" if hindrance else reason
