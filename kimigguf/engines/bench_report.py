@@ -118,31 +118,35 @@ def _is_unsteady(speed: Speed) -> bool:
 def _unknown(
     target: Target, samples: Sequence[Sample], peaks: Peaks, loaded: tuple[tuple[str, Columns], ...]
 ) -> list[str]:
-    unknown = []
-    if any(one.clock is Clock.CLIENT for one in samples):
-        unknown.append(
-            "the server's own speeds: it sends no `timings`, so these are by the client's clock,"
-            " with the network and any queue in them"
-        )
-        if any(one.decode_tokens_per_second is None for one in samples):
-            unknown.append("tokens per second of some answers: the server did not count their tokens")
-        if any(one.cached_tokens is None for one in samples):
-            unknown.append("whether anything came from a cache: the server does not say, so warm may be cold")
-    if any(not one.is_watched for one in samples):
-        unknown.append("whether other clients used it meanwhile: the server shows neither its slots nor its counts")
-    if target.context_tokens is None:
-        unknown.append("the served context: the server does not say")
+    """What could not be told, and why: of the speeds, of the server, of the memory."""
+    by_client = [one for one in samples if one.clock is Clock.CLIENT]
+    unknown = {
+        "the server's own speeds: it sends no `timings`, so these are by the client's clock, with the network and any"
+        " queue in them": bool(by_client),
+        "tokens per second of some answers: the server did not count their tokens": any(
+            one.decode_tokens_per_second is None for one in by_client
+        ),
+        "whether anything came from a cache: the server does not say, so warm may be cold": any(
+            one.cached_tokens is None for one in by_client
+        ),
+        "whether other clients used it meanwhile: the server shows neither its slots nor its counts": any(
+            not one.is_watched for one in samples
+        ),
+        "the served context: the server does not say": target.context_tokens is None,
+    }
+    return [sentence for sentence, applies in unknown.items() if applies] + _unknown_memory(target, peaks, loaded)
+
+
+def _unknown_memory(target: Target, peaks: Peaks, loaded: tuple[tuple[str, Columns], ...]) -> list[str]:
     if target.pid is None:
-        unknown.append(f"memory: {target.elsewhere}")
-    elif peaks.tree is None:
-        unknown.append(f"memory: process {target.pid} cannot be asked")
-    elif peaks.devices is None:
-        unknown.append("memory of accelerators: no driver answered")
-    if target.pid is not None and peaks.cgroup_bytes is None:
-        unknown.append("peak of the control group: the system does not tell it")
-    if target.pid is not None and not loaded:
-        unknown.append("the engine's own count of its memory: its log does not say, or is not known")
-    return unknown
+        return [f"memory: {target.elsewhere}"]
+    unknown = {
+        f"memory: process {target.pid} cannot be asked": peaks.tree is None,
+        "memory of accelerators: no driver answered": peaks.devices is None,
+        "peak of the control group: the system does not tell it": peaks.cgroup_bytes is None,
+        "the engine's own count of its memory: its log does not say, or is not known": not loaded,
+    }
+    return [sentence for sentence, applies in unknown.items() if applies]
 
 
 def to_run(report: Report, date: str) -> Run:

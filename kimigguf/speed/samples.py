@@ -34,7 +34,8 @@ class Sample:
     """One request. ``prompt_tokens`` were processed, ``cached_tokens`` reused, ``made_tokens`` generated.
 
     ``others`` is what the server did for other clients meanwhile, in words, and ``is_disturbed`` whether that took of
-    its speed; ``is_watched``: whether others would have shown; ``waited_seconds`` went by before it began, as far as both clocks tell. None is unknown or nothing.
+    its speed; ``is_watched`` says whether others would have shown at all. ``waited_seconds`` went by before it began,
+    as far as both clocks tell. None is unknown or nothing.
     """
 
     depth_tokens: int
