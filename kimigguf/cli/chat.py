@@ -125,14 +125,15 @@ def _chat(
 def _talk(app: App, chat: "Chat") -> None:
     """Read lines from a terminal, with editing and history, or from whatever stdin is."""
     from kimigguf.cli.chat_commands import words
-    from kimigguf.cli.chat_prompt import plain_reader, terminal_reader
+    from kimigguf.cli.chat_prompt import at_the_keyboard, plain_reader, terminal_reader
     from kimigguf.cli.chat_talk import at_terminal
     from kimigguf.engines.session import state_folder
 
     if at_terminal():
-        chat.loop(terminal_reader(state_folder(app.environ) / "chat-history", words()), interactive=True)
+        with at_the_keyboard() as stops:
+            chat.loop(terminal_reader(state_folder(app.environ) / "chat-history", words()), stops)
     else:
-        chat.loop(plain_reader, interactive=False)
+        chat.loop(plain_reader, None)
 
 
 def _model(app: App, client: "OpenAI", model: str | None) -> Mapping[str, Any]:

@@ -53,7 +53,7 @@ def terminal_reader(history_file: Path, words: tuple[str, ...]) -> Reader:
         enable_suspend=True,
         reserve_space_for_menu=0,
         # The answer may go to a file while its reader sits at a terminal.
-        output=create_output(stdout=sys.stdout, always_prefer_tty=True),
+        output=create_output(always_prefer_tty=True),
     )
     return session.prompt
 
@@ -89,6 +89,7 @@ def _keys() -> "KeyBindings":
         event.current_buffer.insert_text("\n")
 
     @keys.add("c-c")
+    @keys.add("<sigint>")  # the same, on a terminal that is not quite ready
     def _stop(event: Any) -> None:  # noqa: ANN401 -- as above
         if event.current_buffer.text:
             event.current_buffer.reset()
@@ -99,44 +100,48 @@ def _keys() -> "KeyBindings":
 
 
 class Stops:
-    """Whether Ctrl-C was pressed while an answer came. Other signals end the whole program, as everywhere."""
+    """Whether Ctrl-C was pressed while an answer came; at other times there is nothing to stop.
+
+    Other signals end the whole program, as everywhere.
+    """
 
     def __init__(self) -> None:
         self.pressed = False
+        self._answers = False
 
     def __call__(self, _number: int, _frame: FrameType | None) -> None:
-        if not self.pressed:  # once is enough: a second one would break the stopping off
+        if self._answers and not self.pressed:  # once is enough: a second one would break the stopping off
             self.pressed = True
             raise KeyboardInterrupt
 
-
-@contextlib.contextmanager
-def answering() -> Iterator[Stops]:
-    """While an answer comes: Ctrl-C is noted, and what is typed ahead is kept for the prompt without being shown."""
-    stops = Stops()
-    before = signal.signal(signal.SIGINT, stops)
-    try:
-        with _unseen():
-            yield stops
-    finally:
-        signal.signal(signal.SIGINT, before)
+    @contextlib.contextmanager
+    def answering(self) -> Iterator[None]:
+        """An answer comes, and can be stopped."""
+        self.pressed = False
+        self._answers = True
+        try:
+            yield
+        finally:
+            self._answers = False
 
 
 @contextlib.contextmanager
-def _unseen() -> Iterator[None]:
-    """Keys are not echoed meanwhile: they would stand in the middle of an answer."""
+def at_the_keyboard() -> Iterator[Stops]:
+    """While a talk lasts: Ctrl-C stops answers only, and what is typed ahead waits for the prompt without being shown.
+
+    Without it a key that comes between an answer and the prompt would end the program, be lost, or stand in the text.
+    """
     import termios
 
-    try:
-        terminal = sys.stdin.fileno()
-        modes = termios.tcgetattr(terminal)
-    except (OSError, ValueError, termios.error):  # no terminal
-        yield
-        return
+    stops = Stops()
+    before = signal.signal(signal.SIGINT, stops)
+    terminal = sys.stdin.fileno()
+    modes = termios.tcgetattr(terminal)
     silent = [*modes]
-    silent[3] &= ~termios.ECHO
+    silent[3] &= ~(termios.ECHO | termios.ICANON)
     termios.tcsetattr(terminal, termios.TCSANOW, silent)
     try:
-        yield
+        yield stops
     finally:
         termios.tcsetattr(terminal, termios.TCSANOW, modes)
+        signal.signal(signal.SIGINT, before)

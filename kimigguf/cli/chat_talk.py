@@ -1,5 +1,6 @@
 """The conversation loop of ``kimigguf chat``: reads a line, does what it means, shows the answer."""
 
+import contextlib
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from kimigguf.cli import chat_commands
 from kimigguf.cli.app import App
 from kimigguf.cli.chat_commands import Command, Name, Say, Unknown
-from kimigguf.cli.chat_prompt import Pressed, Reader, answering
+from kimigguf.cli.chat_prompt import Pressed, Reader, Stops
 from kimigguf.cli.chat_remarks import call_lines, figures, warnings
 from kimigguf.cli.chat_view import view
 from kimigguf.cli.show import Mode
@@ -45,7 +46,7 @@ class Chat:
         self._begin = beginning(conversation.talk)
         self._file = resumed
         self._thinking = ""
-        self._interactive = False
+        self._stops: Stops | None = None
         self._stopped = False
         """Whether Ctrl-C was the last key: another one ends."""
 
@@ -57,16 +58,16 @@ class Chat:
         if turn.cut:
             raise KeyboardInterrupt
 
-    def loop(self, read: Reader, *, interactive: bool) -> None:
-        """Talk until the end of input, ``/quit``, or Ctrl-C twice.
+    def loop(self, read: Reader, stops: Stops | None) -> None:
+        """Talk until the end of input, ``/quit``, or Ctrl-C twice. ``stops`` is there if somebody sits at the keyboard.
 
         Raises:
             NetworkError, ServerError, UsageError: An answer failed, and nobody sits there who could go on.
         """
-        self._interactive = interactive
+        self._stops = stops
         while True:
             try:
-                line = read(self._prompt() if interactive else "")
+                line = read(self._prompt())
             except EOFError:
                 return
             except Pressed:
@@ -98,7 +99,7 @@ class Chat:
         try:
             act()
         except KimiggufError as error:
-            if not self._interactive:
+            if self._stops is None:
                 raise
             self._app.show.error(error)
 
@@ -182,15 +183,10 @@ class Chat:
 
     def _turn(self, answer: "Callable[[Watch], Turn]") -> Turn:
         """One answer within the loop."""
-        if not self._interactive:
+        with contextlib.nullcontext() if self._stops is None else self._stops.answering():
             turn = self._shown(answer)
-            if turn.cut:
-                raise KeyboardInterrupt
-            return turn
-        with answering() as stops:
-            turn = self._shown(answer)
-        if turn.cut and not stops.pressed:  # another signal: whoever sent it wants an end
-            raise KeyboardInterrupt
+        if turn.cut and not (self._stops is not None and self._stops.pressed):
+            raise KeyboardInterrupt  # nobody sits there, or another signal: whoever sent it wants an end
         if turn.cut:
             self._stopped = True
             kept = "this turn is forgotten" if turn.is_empty else "what came is kept"
@@ -200,7 +196,7 @@ class Chat:
     def _shown(self, answer: "Callable[[Watch], Turn]") -> Turn:
         """Show an answer as it comes, then what is to be said about it."""
         show = self._app.show
-        with view(show, plain=self._plain, hint=" (/think shows it)" if self._interactive else "") as shown:
+        with view(show, plain=self._plain, hint=" (/think shows it)" if self._stops is not None else "") as shown:
             turn = answer(shown.watch)
         self._thinking = turn.thinking or self._thinking
         if show.mode is Mode.JSON:
@@ -219,7 +215,7 @@ class Chat:
 
     def _tell_open_call(self) -> None:
         calls = open_calls(self._conversation.talk)
-        if calls and self._interactive:
+        if calls and self._stops is not None:
             more = f" ({len(calls)} calls are open)" if len(calls) > 1 else ""
             self._note(f"type what {printable(calls[0]['function']['name'])} returns, or /decline{more}")
 
@@ -239,11 +235,11 @@ def _record(turn: Turn) -> dict[str, Any]:
     }
 
 
-def begin(conversation_url: str, talk: Talk, limits: Limits) -> str:
+def begin(url: str, talk: Talk, limits: Limits) -> str:
     """The line that a talk begins with."""
     room = f", context {limits.context_tokens:,} tokens" if limits.context_tokens else ""
     took = f", {talk.questions} question{'' if talk.questions == 1 else 's'} taken up" if talk.questions else ""
-    return f"talking to {conversation_url}{room}{took}; /help lists the commands, Ctrl-D ends"
+    return f"talking to {url.rstrip('/')}{room}{took}; /help helps, Ctrl-D ends"
 
 
 def at_terminal() -> bool:

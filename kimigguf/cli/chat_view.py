@@ -4,6 +4,7 @@ What is no terminal gets the plain text as it comes. Nothing of what a model say
 """
 
 import sys
+import threading
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, Protocol, Self
@@ -90,38 +91,59 @@ class Rendered:
         self._console = console
         self._blocks = Blocks()
         self._live: Live | None = None
+        self._lock = threading.Lock()
+        """Held while something is written: what is printed above the live part must not meet its refresh."""
+        self._done = threading.Event()
         self._blank = True
         """Whether the last line is empty, or there is none yet: empty lines are not piled up."""
 
     def write(self, text: str) -> None:
         from kimigguf.cli.markdown_blocks import feed
 
-        self._blocks, done = feed(self._blocks, printable(text))
+        with self._lock:
+            self._blocks, done = feed(self._blocks, printable(text))
+            for block in done:
+                self._print(block)
         if self._live is None:
-            from rich.live import Live
-
-            self._live = Live(
-                get_renderable=lambda: _Tail(self._open()),
-                console=self._console,
-                transient=True,
-                refresh_per_second=_PER_SECOND,
-                redirect_stdout=False,
-                redirect_stderr=False,
-            )
-            self._live.start()
-        for block in done:
-            self._print(block)
+            self._begin()
 
     def rest(self) -> None:
         from kimigguf.cli.markdown_blocks import Blocks
 
-        still = self._open()
-        self._blocks = Blocks()
-        if self._live is not None:
-            self._live.stop()
-            self._live = None
-        for block in still:
-            self._print(block)
+        self._done.set()
+        with self._lock:
+            still = self._open()
+            self._blocks = Blocks()
+            if self._live is not None:
+                self._live.stop()
+                self._live = None
+            for block in still:
+                self._print(block)
+
+    def _begin(self) -> None:
+        """Keep the open block on the screen, whatever the pace at which text comes."""
+        from rich.live import Live
+
+        self._live = live = Live(
+            get_renderable=lambda: _Tail(self._open()),
+            console=self._console,
+            transient=True,
+            auto_refresh=False,  # rich's own thread does not wait for what is printed above
+            redirect_stdout=False,
+            redirect_stderr=False,
+        )
+        self._done = done = threading.Event()
+        live.start()
+
+        def refresh() -> None:
+            shown = None
+            while not done.wait(1 / _PER_SECOND):
+                with self._lock:
+                    if not done.is_set() and shown is not self._blocks:
+                        shown = self._blocks
+                        live.refresh()
+
+        threading.Thread(target=refresh, daemon=True).start()
 
     def _open(self) -> "tuple[Block, ...]":
         from kimigguf.cli.markdown_blocks import finish

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -13,7 +14,9 @@ from typing import Any, cast
 class Script:
     """``deltas`` are streamed as they stand; ``status`` and ``error`` answer instead; ``cut`` drops the connection.
 
-    ``page`` answers with ``status`` where the models are listed.
+    ``page`` answers with ``status`` where the models are listed. ``chunks`` replace the whole stream; ``pause`` is in
+    seconds before each event; ``hang_up`` ends the connection in the middle of a chunk; ``props`` makes it a
+    llama-server; ``turns`` are the deltas of the next answers, one after the other.
     """
 
     url: str = ""
@@ -24,6 +27,16 @@ class Script:
     page: bytes | None = None
     cut: bool = False
     models: tuple[str, ...] = ("kimi-k3",)
+    entry: dict[str, Any] = field(default_factory=dict)
+    headers: dict[str, str] = field(default_factory=dict)
+    chunks: list[dict[str, Any]] | None = None
+    turns: list[list[dict[str, Any]]] = field(default_factory=list)
+    pause: float = 0.0
+    hang_up: bool = False
+    props: dict[str, Any] | None = None
+    usage: dict[str, Any] = field(default_factory=lambda: {"prompt_tokens": 1, "completion_tokens": 2})
+    gone: threading.Event = field(default_factory=threading.Event)
+    """Set when a client left in the middle of an answer."""
     asked: list[dict[str, Any]] = field(default_factory=list)
     keys: list[str | None] = field(default_factory=list)
 
@@ -45,10 +58,15 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         self.script.keys.append(self.headers.get("Authorization"))
+        if self.path == "/props":
+            found = self.script.props is not None
+            self._json(200 if found else 404, self.script.props or {"error": {"message": "File Not Found"}})
+            return
         if self.script.page is not None:
             self._send(self.script.status, self.script.page)
             return
-        self._json(200, {"object": "list", "data": [{"id": m, "object": "model"} for m in self.script.models]})
+        data = [{"id": m, "object": "model"} | self.script.entry for m in self.script.models]
+        self._json(200, {"object": "list", "data": data})
 
     def do_POST(self) -> None:
         script = self.script
@@ -56,22 +74,39 @@ class _Handler(BaseHTTPRequestHandler):
         if script.error is not None:
             self._json(script.status, {"error": script.error})
             return
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            self._stream(script)
+            return
+        script.gone.set()
+
+    def _stream(self, script: Script) -> None:
         self.send_response(200)
         self.send_header("Content-Type", "text/event-stream")
+        if script.hang_up:
+            self.send_header("Content-Length", "1000000")
         self.send_header("Connection", "close")
         self.end_headers()
-        for delta in script.deltas:
-            self._event({"choices": [{"index": 0, "delta": delta, "finish_reason": None}]})
         self.close_connection = True
+        if script.chunks is not None:
+            for chunk in script.chunks:
+                self._event(chunk)
+            self.wfile.write(b"data: [DONE]\n\n")
+            return
+        deltas = script.turns.pop(0) if script.turns else script.deltas
+        for delta in deltas:
+            self._event({"choices": [{"index": 0, "delta": delta, "finish_reason": None}]})
+        if script.hang_up:
+            return
         if script.cut:
             self._event({"error": {"code": 500, "message": "device lost", "type": "server_error"}})
             return
         self._event({"choices": [{"index": 0, "delta": {}, "finish_reason": script.finish}]})
-        self._event({"choices": [], "usage": {"prompt_tokens": 1, "completion_tokens": 2, "total_tokens": 3},
+        self._event({"choices": [], "usage": script.usage,
                      "timings": {"predicted_n": 2, "predicted_per_second": 5.25}})  # fmt: skip
         self.wfile.write(b"data: [DONE]\n\n")
 
     def _event(self, data: dict[str, Any]) -> None:
+        time.sleep(self.script.pause)
         common = {"id": "x", "object": "chat.completion.chunk", "created": 0, "model": "kimi-k3"}
         self.wfile.write(b"data: " + json.dumps(common | data).encode() + b"\n\n")
 
@@ -82,6 +117,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_response(status)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(body)))
+        for name, value in self.script.headers.items():
+            self.send_header(name, value)
         self.end_headers()
         self.wfile.write(body)
 
