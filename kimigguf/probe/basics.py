@@ -106,12 +106,12 @@ def _small_json(chance: random.Random) -> tuple[str, Checker]:
 
 
 def _notice(chance: random.Random) -> tuple[str, Checker]:
-    """A fact at the head of some 400 tokens: whoever has lost the front of the conversation cannot know it."""
+    """A fact at the head of some 300 tokens: whoever has lost the front of the conversation cannot know it."""
     name, town = chance.choice(NAMES), chance.choice(TOWNS)
     rest = [place for place in TOWNS if place != town]
     lines = [
         f"{chance.choice(rest)} station has {chance.randint(10, 99)} crates of {chance.choice(WORDS)} in store."
-        for _ in range(24)
+        for _ in range(14)
     ]
     text = "\n".join([f"Important: the letter for {name} goes to {town}.", *lines])
     return f"{text}\n\nTo which town does the letter for {name} go? Answer with the town alone.", _one_of(town, TOWNS)

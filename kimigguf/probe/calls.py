@@ -1,6 +1,6 @@
 """What became of one question to one endpoint: a reply, or a fault that is nobody's wrong answer. Types only."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TypeAlias
 
@@ -46,18 +46,28 @@ class FaultKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MadeCall:
-    """A tool call as the model made it; ``arguments`` is the text that should be JSON."""
+    """A tool call as the model made it; ``arguments`` is the text that should be JSON, ``id`` the endpoint's name."""
 
     name: str
     arguments: str
+    id: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tested:
+class Trial:
     """What came of running a reply's code. ``passed`` None: it was not run; ``why`` says what happened instead."""
 
     passed: bool | None
     why: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spent:
+    """What a try took whose answer was thrown away, such as one that was cut off while thinking."""
+
+    seconds: float
+    prompt_tokens: int | None
+    completion_tokens: int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +76,8 @@ class Reply:
 
     ``tested`` is for questions whose answer is code, written down with the reply so that a report never runs anything.
     ``turns`` is how often the model was asked: more than once where it called tools and was given their results; the
-    calls and token counts are then those of all turns.
+    calls and token counts are then those of all turns. ``thinking_tokens`` is the endpoint's own count; ``earlier``,
+    what was spent before on answers that were thrown away.
     """
 
     content: str
@@ -79,8 +90,18 @@ class Reply:
     seconds: float
     max_tokens: int | None
     calls: tuple[MadeCall, ...] = ()
-    tested: Tested | None = None
+    tested: Trial | None = None
     turns: int = 1
+    thinking_tokens: int | None = None
+    earlier: tuple[Spent, ...] = ()
+
+    @property
+    def spent(self) -> tuple[Spent, ...]:
+        """What this reply took, and what was thrown away before it."""
+        own = Spent(
+            seconds=self.seconds, prompt_tokens=self.prompt_tokens, completion_tokens=self.completion_tokens
+        )  # fmt: skip
+        return (*self.earlier, own)
 
     @property
     def shape(self) -> Shape:

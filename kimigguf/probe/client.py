@@ -5,7 +5,7 @@ import ipaddress
 import json
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, TypeAlias
 from urllib.parse import urlsplit
 
@@ -16,6 +16,7 @@ from kimigguf.errors import KimiggufError, NetworkError, UsageError
 from kimigguf.probe.calls import Fault, FaultKind, MadeCall, Outcome, Reply, Shape
 from kimigguf.probe.references import Purse
 from kimigguf.probe.suites import Item
+from kimigguf.probe.turns import as_sent, ask_on
 
 KEY_VARIABLES: Final[Mapping[str, str]] = {
     "candidate": "KIMIGGUF_CANDIDATE_API_KEY",
@@ -143,11 +144,15 @@ class Asker:
         return Endpoint(role=self.role, url=self.url, model=names[0])
 
     def ask(self, endpoint: Endpoint, item: Item, max_tokens: int | None) -> Outcome:
-        """Ask one question; an answer that was cut off while thinking is asked for once more, with more room."""
+        """Ask one question, to the end of its tool loop if it has one."""
+        return ask_on(item, lambda turn: self._ask_once(endpoint, turn, max_tokens))
+
+    def _ask_once(self, endpoint: Endpoint, item: Item, max_tokens: int | None) -> Outcome:
+        """One turn; an answer that was cut off while thinking is asked for once more, with more room."""
         outcome = self._with_tries(endpoint, item, max_tokens)
         if isinstance(outcome, Reply) and outcome.shape is Shape.CUT_OFF_THINKING and max_tokens is not None:
             again = self._with_tries(endpoint, item, max_tokens * _MORE_ROOM)
-            return again if isinstance(again, Reply) else outcome
+            return replace(again, earlier=outcome.spent) if isinstance(again, Reply) else outcome
         return outcome
 
     def _with_tries(self, endpoint: Endpoint, item: Item, max_tokens: int | None) -> Outcome:
@@ -209,7 +214,7 @@ class Asker:
             ]
         if self._usage_in_stream:
             optional["stream_options"] = {"include_usage": True}
-        messages: Any = [{"role": message.role, "content": message.content} for message in item.conversation]
+        messages: Any = as_sent(item.conversation)
         started = time.monotonic()
         gathered = _Gathered()
         stream = self._client.chat.completions.create(model=endpoint.model, messages=messages, stream=True, **optional)
@@ -242,29 +247,37 @@ class _Gathered:
         self._content: list[str] = []
         self._thinking: list[str] = []
         self._calls: dict[int, list[str]] = {}
+        """By index: name, arguments, id."""
         self._finish: str | None = None
         self._first: float | None = None
         self._prompt_tokens: int | None = None
         self._completion_tokens: int | None = None
+        self._thinking_tokens: int | None = None
 
     def take(self, chunk: Any, seconds: float) -> None:  # noqa: ANN401 -- the library's types know no reasoning_content
         if chunk.usage is not None:
             self._prompt_tokens = chunk.usage.prompt_tokens
             self._completion_tokens = chunk.usage.completion_tokens
+            details = chunk.usage.completion_tokens_details
+            self._thinking_tokens = None if details is None else details.reasoning_tokens
         for choice in chunk.choices or ():
             delta = choice.delta
             thinking = getattr(delta, "reasoning_content", None) or getattr(delta, "reasoning", None) or ""
             content = delta.content or ""
             for call in delta.tool_calls or ():
-                name_and_arguments = self._calls.setdefault(call.index, ["", ""])
+                made = self._calls.setdefault(call.index, ["", "", ""])
+                made[2] = made[2] or call.id or ""
                 if call.function is not None:
-                    name_and_arguments[0] += call.function.name or ""
-                    name_and_arguments[1] += call.function.arguments or ""
+                    made[0] += call.function.name or ""
+                    made[1] += call.function.arguments or ""
             if (thinking or content or delta.tool_calls) and self._first is None:
                 self._first = seconds
             self._thinking.append(thinking)
             self._content.append(content)
             self._finish = choice.finish_reason or self._finish
+
+    def _made(self) -> list[tuple[int, list[str]]]:
+        return sorted(self._calls.items())
 
     def reply(self, seconds: float, max_tokens: int | None) -> Reply:
         if self._finish is None:
@@ -279,7 +292,10 @@ class _Gathered:
             first_token_seconds=self._first,
             seconds=seconds,
             max_tokens=max_tokens,
-            calls=tuple(MadeCall(name=name, arguments=text) for _, (name, text) in sorted(self._calls.items())),
+            calls=tuple(
+                MadeCall(name=name, arguments=text, id=called)
+                for _, (name, text, called) in sorted(self._calls.items())
+            ),
         )
 
 

@@ -34,7 +34,7 @@ def prompt_parity(calls: Iterable[Call]) -> Parity:
     """Compare the prompt tokens of both sides, item by item."""
     counts: dict[str, dict[Arm, int]] = {}
     for call in calls:
-        if isinstance(call.outcome, Reply) and call.outcome.prompt_tokens is not None:
+        if isinstance(call.outcome, Reply) and call.outcome.prompt_tokens is not None and call.outcome.turns == 1:
             counts.setdefault(call.item, {})[call.arm] = call.outcome.prompt_tokens
     skews = [
         found[Arm.CANDIDATE] - found[Arm.REFERENCE]

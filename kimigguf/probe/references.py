@@ -1,5 +1,6 @@
 """Known reference endpoints as data (``profiles/references``), and what asking them costs."""
 
+import json
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -50,8 +51,10 @@ class Prices:
         return (prompt_tokens * self.input_usd + completion_tokens * self.output_usd) / 1e6
 
     def most(self, item: Item, max_tokens: int) -> float:
-        """The most that asking an item once can cost: a token is at least one byte of the question."""
-        prompt = sum(len(message.content.encode()) for message in item.conversation) + _TEMPLATE_TOKENS
+        """The most that asking an item once can cost: a token is at least one byte of what is sent."""
+        said = sum(len(f"{message.content}{message.thinking}{message.calls}".encode()) for message in item.conversation)
+        tools = sum(len(f"{tool.name}{tool.description}{json.dumps(tool.parameters)}".encode()) for tool in item.tools)
+        prompt = said + tools + _TEMPLATE_TOKENS
         return self.cost(prompt, max_tokens)
 
 
@@ -82,7 +85,7 @@ def check_temperature(reference: Reference, temperature: float | None) -> None:
 
 def most_usd(prices: Prices, suite: Suite, max_tokens: int, calls: int) -> float:
     """The most that ``calls`` calls, spread evenly over the suite's items, can cost if none is asked again."""
-    one_round = sum(prices.most(item, item.max_tokens or max_tokens) for item in suite.items)
+    one_round = sum(prices.most(item, item.max_tokens or max_tokens) * (1 + len(item.results)) for item in suite.items)
     return one_round * calls / len(suite.items)
 
 

@@ -7,7 +7,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import IO, Any, Final
 
@@ -15,9 +15,11 @@ from pydantic import TypeAdapter, ValidationError
 
 from kimigguf.errors import MachineError, NetworkError, UsageError
 from kimigguf.events import Listener, Notice, Step
-from kimigguf.probe.calls import Arm, Call, Fault, FaultKind
+from kimigguf.probe.calls import Arm, Call, Fault, FaultKind, Outcome, Reply, Shape, Trial
+from kimigguf.probe.checkers import code_in
 from kimigguf.probe.client import Asker, Endpoint, stopped
-from kimigguf.probe.suites import Item, Suite
+from kimigguf.probe.sandbox import run_test
+from kimigguf.probe.suites import Item, PythonTest, Suite
 
 _CALLS: Final = "calls.jsonl"
 _RUN: Final = "run.json"
@@ -111,6 +113,15 @@ def _no_replies(arm: Arm, endpoint: Endpoint, fault: Fault, failed: int) -> Netw
     )
 
 
+def tested(item: Item, outcome: Outcome) -> Outcome:
+    """The outcome, and what came of running its code where the question asks for some."""
+    if not isinstance(item.check, PythonTest) or not isinstance(outcome, Reply):
+        return outcome
+    if outcome.shape is not Shape.ANSWERED:
+        return replace(outcome, tested=Trial(passed=False, why=f"not a whole answer: {outcome.shape}"))
+    return replace(outcome, tested=run_test(code_in(outcome.content), item.check.code))
+
+
 def _answers(
     left: Sequence[Job], sides: Mapping[Arm, Side], *, parallel: int, max_tokens: int | None
 ) -> Iterator[Call]:
@@ -133,6 +144,7 @@ def _answers(
                 return
             try:
                 outcome = side.asker.ask(side.endpoint, job.item, job.item.max_tokens or max_tokens)
+                outcome = tested(job.item, outcome)
                 finished.put(Call(arm=arm, item=job.item.id, repeat=job.repeat, outcome=outcome))
             except BaseException as error:  # noqa: BLE001 -- a bug in a thread must show in the main one
                 finished.put(error)

@@ -25,7 +25,7 @@ from typing import Final
 
 from kimigguf.errors import MachineError
 from kimigguf.probe import sandbox_child
-from kimigguf.probe.calls import Tested
+from kimigguf.probe.calls import Trial
 
 _POLL_SECONDS: Final = 0.02
 _FOLDER_BYTES: Final = 16 << 20
@@ -50,14 +50,14 @@ def closed() -> str | None:
     return sandbox_child.missing()
 
 
-def run_test(code: str, test: str, limits: Limits | None = None) -> Tested:
+def run_test(code: str, test: str, limits: Limits | None = None) -> Trial:
     """Run ``code`` and then ``test`` after it. Passed: neither raised and both came to their end.
 
     Raises:
         MachineError: ``cannot-run`` where there is no room for a process or a folder.
     """
     if (why := closed()) is not None:
-        return Tested(passed=None, why=f"UNKNOWN: {why}, so no code was run")
+        return Trial(passed=None, why=f"UNKNOWN: {why}, so no code was run")
     limits = limits or Limits()
     # Only who has come to the end knows this word: an early exit, with whatever status, is no pass.
     token = secrets.token_hex(16)
@@ -70,7 +70,7 @@ def run_test(code: str, test: str, limits: Limits | None = None) -> Tested:
         ) from error
 
 
-def _in_folder(scratch: Path, code: str, test: str, token: str, limits: Limits) -> Tested:
+def _in_folder(scratch: Path, code: str, test: str, token: str, limits: Limits) -> Trial:
     room = scratch / "room"
     room.mkdir()
     (scratch / "code.py").write_text(code, encoding="utf-8")
@@ -86,10 +86,10 @@ def _in_folder(scratch: Path, code: str, test: str, token: str, limits: Limits) 
         text = said.read(limits.file_bytes).decode("utf-8", "replace")
     lines = text.splitlines()
     if not lines or lines[0] != sandbox_child.READY:
-        return Tested(passed=None, why=f"UNKNOWN: the sandbox did not start: {_last(lines)}")
+        return Trial(passed=None, why=f"UNKNOWN: the sandbox did not start: {_last(lines)}")
     if stopped is None and process.returncode == 0 and lines[-1] == f"{sandbox_child.PASSED}{token}":
-        return Tested(passed=True)
-    return Tested(passed=False, why=stopped or _why(process.returncode, lines))
+        return Trial(passed=True)
+    return Trial(passed=False, why=stopped or _why(process.returncode, lines))
 
 
 @contextlib.contextmanager

@@ -8,10 +8,13 @@ from fakes.openai_endpoint import Endpoint, Refuse, Say, serve
 
 from kimigguf.errors import MachineError, NetworkError, UsageError
 from kimigguf.events import Event, ignore
-from kimigguf.probe.calls import Arm, Fault, FaultKind
+from kimigguf.probe import sandbox
+from kimigguf.probe.calls import Arm, Fault, FaultKind, Reply, Trial
 from kimigguf.probe.client import Asker, Settings
 from kimigguf.probe.run import Side, Store, jobs, open_store, run
-from kimigguf.probe.suites import Item, Number, Suite
+from kimigguf.probe.sandbox import closed
+from kimigguf.probe.score import score
+from kimigguf.probe.suites import Item, Number, PythonTest, Suite
 
 SUITE = Suite(
     name="sums",
@@ -153,3 +156,36 @@ def test_an_arm_that_only_fails_ends_the_run_before_the_others_have_worked_for_n
         run(SUITE, left, right, repeats=20, parallel=1, max_tokens=None, store=Store(), listen=ignore)
     assert "temperature is pinned" in (error.value.cause or "")
     assert len(reference.bodies) < 20
+
+
+@pytest.mark.skipif(closed() is not None, reason=str(closed()))
+def test_code_is_run_once_and_what_came_of_it_is_written_down(tmp_path: Path) -> None:
+    test = PythonTest(code="assert double(4) == 8")
+    suite = Suite(name="code", items=(Item(id="double", prompt="Write double(n).", check=test),))
+    good, bad = "```python\ndef double(n):\n    return 2 * n\n```", "```python\ndef double(n):\n    return n\n```"
+    with (
+        serve(lambda _body, _n: Say(content=bad)) as candidate,
+        serve(lambda _body, _n: Say(content=good)) as reference,
+        sides(candidate, reference) as (left, right),
+        open_store(tmp_path / "out", SETTINGS) as store,
+    ):
+        run(suite, left, right, repeats=1, parallel=1, max_tokens=None, store=store, listen=ignore)
+    with open_store(tmp_path / "out", SETTINGS) as store:
+        kept = {call.arm: call.outcome for call in store.calls}
+    outcome = kept[Arm.CANDIDATE]
+    assert isinstance(outcome, Reply)
+    assert outcome.tested == Trial(passed=False, why="AssertionError")
+    summary = {arm.arm: (arm.right, arm.checked) for arm in score(suite, store.calls, tolerance=0.05).arms}
+    assert summary == {Arm.CANDIDATE: (0, 1), Arm.REFERENCE: (1, 1), Arm.REFERENCE_AGAIN: (1, 1)}
+
+
+def test_code_that_cannot_be_run_here_is_neither_right_nor_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sandbox, "closed", lambda: "there is no way here to cut a process off from the network")
+    suite = Suite(name="code", items=(Item(id="a", prompt="?", check=PythonTest(code="assert True")),))
+    with (
+        serve(lambda _body, _n: Say(content="x = 1")) as candidate,
+        serve(lambda _body, _n: Say(content="x = 1")) as reference,
+        sides(candidate, reference) as (left, right),
+    ):
+        calls = run(suite, left, right, repeats=1, parallel=1, max_tokens=None, store=Store(), listen=ignore)
+    assert [(arm.right, arm.checked) for arm in score(suite, calls, tolerance=0.05).arms] == [(0, 0)] * 3
