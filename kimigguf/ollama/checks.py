@@ -1,7 +1,7 @@
 """Whether a registration may begin: every look as PASSED, FAILED or UNKNOWN with its evidence. Pure."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -19,6 +19,8 @@ from kimigguf.units import duration, storage
 _K3: Final = "kimi-k3"
 _NAME: Final = re.compile(r"(?:[A-Za-z0-9][\w.-]{0,79}/){0,2}[A-Za-z0-9_][\w.-]{0,79}(?::[A-Za-z0-9_][\w.-]{0,79})?")
 _SPLIT: Final = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
+_K3_MARKS: Final = ("<|open|>", "<|close|>", "<|end_of_msg|>")
+"""llama.cpp takes a template that holds these for K3's, and parses what the model says accordingly."""
 _NO_DISK: Final = "it costs no disk to run it beside Ollama, and Ollama's clients reach it too: kimigguf serve"
 _UPGRADE: Final = "curl -fsSL https://ollama.com/install.sh | sh"
 _DEFAULT_LOAD_SECONDS: Final = 300.0
@@ -30,7 +32,7 @@ class Facts:
     """All that is known before anything is written. ``taken`` holds the server's model names, None: not asked.
 
     ``installed``: an ``ollama`` is on PATH. ``already``: the model of that name is the one that would be registered.
-    ``work`` is where the set can be merged.
+    ``hindrance`` is why the files cannot be linked, ``work`` where the set can be merged.
     """
 
     name: str
@@ -43,7 +45,9 @@ class Facts:
     taken: frozenset[str] | None
     already: bool
     chosen: Candidate
+    hindrance: str | None
     work: Workplace | None
+    context_tokens: int
 
 
 def full_name(name: str) -> str:
@@ -57,6 +61,7 @@ def judge(facts: Facts) -> tuple[Check, ...]:
         *_server(facts),
         *_quant(facts.source),
         _files(facts.source),
+        *_template(facts.source),
         _name(facts),
         *_disk(facts),
         *_settings(facts),
@@ -183,6 +188,23 @@ def _odd_files(source: Source) -> tuple[str, str, str] | None:
     return None
 
 
+def _template(source: Source) -> Iterator[Check]:
+    if not source.files or source.unreadable:
+        return
+    if source.template is None:
+        yield unknown(
+            "template",
+            "the first shard carries no chat template, and none is made up here: Ollama would send bare text",
+            f"kimigguf verify '{source.folder}'",
+        )
+    elif source.architecture == _K3 and not all(mark in source.template for mark in _K3_MARKS):
+        yield unknown("template", "it is not K3's format: thinking and tool calls would stay plain text")
+    else:
+        yield passed(
+            "template", f"the first shard carries its own ({len(source.template):,} characters), and it is kept"
+        )
+
+
 def _name(facts: Facts) -> Check:
     name = facts.name
     if not _NAME.fullmatch(name):
@@ -226,6 +248,10 @@ def _disk(facts: Facts) -> Iterator[Check]:
         yield passed("models folder", f"{where}; the server has what lies there")
     else:
         yield unknown("models folder", f"{where}; nothing lies there yet that the server could be asked for")
+    if facts.hindrance is None:
+        yield passed("link", "files become blobs without a copy: as clones where the file system can, else hard links")
+    else:
+        yield unknown("link", f"files are sent: {facts.hindrance}")
     yield _space(facts, folder)
     if facts.work is not None and need.work_bytes:
         yield _work_space(facts, facts.work)
@@ -294,6 +320,20 @@ def _settings(facts: Facts) -> Iterator[Check]:
         yield passed("load time-out", f"OLLAMA_LOAD_TIMEOUT is not set ({source}), so 5 min; {text}")
     else:
         yield unknown("load time-out", f"OLLAMA_LOAD_TIMEOUT is not set ({source}), so 5 min; {text}")
+    yield from _limits(values, facts.context_tokens)
+
+
+def _limits(values: Mapping[str, str], context_tokens: int) -> Iterator[Check]:
     slots = values.get("OLLAMA_NUM_PARALLEL")
     if slots is not None and slots not in {"0", "1"}:
         yield unknown("parallel", f"OLLAMA_NUM_PARALLEL={slots}: each slot holds 443 MiB of state and its checkpoints")
+    length = values.get("OLLAMA_CONTEXT_LENGTH")
+    if length is not None and length != str(context_tokens):
+        yield passed("context", f"the model's own {context_tokens:,} tokens go before OLLAMA_CONTEXT_LENGTH={length}")
+    kind = values.get("OLLAMA_KV_CACHE_TYPE")
+    if kind is not None and kind != "f16":
+        yield unknown(
+            "KV cache", f"OLLAMA_KV_CACHE_TYPE={kind}: K3's takes 27,648 B per token at f16, so it saves little"
+        )
+    if values.get("OLLAMA_NOPRUNE") not in {None, "", "0", "false"}:
+        yield unknown("pruning", "OLLAMA_NOPRUNE is set: a restart removes no blob, also none that no model names")

@@ -5,6 +5,7 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Final
 
 from kimigguf.catalogue.profiles import find_quant, load_model
 from kimigguf.catalogue.quants import ModelProfile, Quant
@@ -13,6 +14,8 @@ from kimigguf.download.store import FileState, StoredSet
 from kimigguf.errors import IntegrityError, MachineError
 from kimigguf.gguf_file import shards
 from kimigguf.ollama.source import Source, SourceFile
+
+_TEMPLATE: Final = "tokenizer.chat_template"
 
 
 def find_source(text: str, environ: Mapping[str, str], models_dir: Path | None = None) -> Source:
@@ -93,7 +96,13 @@ def describe(stored: StoredSet, profile: ModelProfile) -> Source:
         projectors=tuple(sorted(path.name for path in folder.glob("*mmproj*.gguf"))),
         links=tuple(path.name for path in paths if path.is_symlink()),
         unreadable=unreadable,
+        template=_template_of(read) if read else None,
     )
+
+
+def _template_of(read: shards.ShardSet) -> str | None:
+    value = read.metadata.get(_TEMPLATE)
+    return value if isinstance(value, str) else None
 
 
 def _named_quant(text: str, profile: ModelProfile) -> Quant | None:

@@ -115,7 +115,9 @@ def plan(
         taken=taken,
         already=already,
         chosen=found.chosen,
+        hindrance=found.hindrance,
         work=found.work,
+        context_tokens=settings.context_tokens,
     )
     return Registration(
         name=name,

@@ -28,11 +28,10 @@ class SourceFile:
 class Source:
     """A set of files, or a quant of the catalogue that is not on this machine: ``files`` is empty then.
 
-    ``named`` is what the user called it. ``folder`` is where they lie, or the models folder below which they would.
-
-    ``unread_tensors`` counts tensors of types that mainline llama.cpp does not know. ``projectors`` are the names of
-    ``mmproj`` files beside the shards, ``links`` of files that are symbolic links, ``unreadable`` of those that this
-    user may not read.
+    ``folder`` is where they lie, or the models folder below which they would. ``unread_tensors`` counts tensors of
+    types that mainline llama.cpp does not know. ``projectors`` are the names of ``mmproj`` files beside the shards,
+    ``links`` of files that are symbolic links, ``unreadable`` of those that this user may not read. ``template`` is
+    the chat template in the first shard, None where it has none or was not read. ``named`` is what the user called it.
     """
 
     label: str
@@ -45,6 +44,7 @@ class Source:
     projectors: tuple[str, ...] = ()
     links: tuple[str, ...] = ()
     unreadable: tuple[str, ...] = ()
+    template: str | None = None
     named: str | None = None
 
     @property

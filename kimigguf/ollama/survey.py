@@ -21,13 +21,15 @@ _ASKED = "--copy was given"
 class Survey:
     """The ways, the one that is taken, and ``reason`` why.
 
-    ``work`` is where the set would be merged and ``job`` the merging, None where there is no place or nothing to merge.
-    ``digests`` are those of the blobs that Ollama would get, None where a hash is not known yet.
+    ``hindrance`` is why the files of that way cannot be linked, None where they can. ``work`` is where the set would be
+    merged and ``job`` the merging, None where there is no place or nothing to merge. ``digests`` are those of the blobs
+    that Ollama would get, None where a hash is not known yet.
     """
 
     candidates: tuple[Candidate, ...]
     chosen: Candidate
     reason: str
+    hindrance: str | None
     work: Workplace | None
     job: Job | None
     digests: tuple[str, ...] | None
@@ -72,6 +74,7 @@ def survey(
             alone=_alone(does, server, work),
             hindrance=hindrance,
         ),
+        hindrance=hindrance,
         work=work if does is Way.MERGE else None,
         job=job,
         digests=_digests(source, chosen, job),
