@@ -39,6 +39,8 @@ from kimigguf.errors import ExitCode, MachineError, UsageError
               help="Take the reference's answers from the --out folder of an earlier run.")  # fmt: skip
 @click.option("--budget-usd", type=click.FloatRange(min=0), metavar="USD",
               help="Never spend more than this on the reference; no question is asked then.")  # fmt: skip
+@click.option("--costs", type=click.Path(path_type=Path, dir_okay=False, exists=True), metavar="FILE",
+              help="Your prices (TOML): what a solved task costs on either side, and the break-even.")  # fmt: skip
 @click.option("--yes", is_flag=True, help="Spend what it costs without being asked.")
 @output_options
 @click.pass_context
@@ -60,6 +62,7 @@ def command(
     out: Path | None,
     reference_run: Path | None,
     budget_usd: float | None,
+    costs: Path | None,
     yes: bool,
 ) -> int:
     """Say whether a running quant still answers like the reference, as far as the answers can bear it.
@@ -74,7 +77,18 @@ def command(
       kimigguf quality-probe --candidate http://127.0.0.1:8080 --reference kimi --budget-usd 5 --out probe-iq1s
       kimigguf quality-probe --candidate :8080 --reference :8081 --suite mine.toml --json
       kimigguf quality-probe --candidate :8080 --reference :8081 --suite standard --reference-run probe-iq1s
+      kimigguf quality-probe --candidate :8080 --reference kimi --costs costs.toml --out probe-iq1s
       kimigguf quality-probe compare probe-iq1s probe-iq1m probe-q2kxl --out compared.html
+
+    \b
+    A file for --costs (every key may be left out; what is left out is not counted, and said not to be):
+      tasks_per_month = 20000
+      correction_usd = 2.0            # to put right by hand what was not solved
+      [candidate]
+      watts = 1100                    # or usd_per_hour for a machine paid while it answers
+      usd_per_kwh = 0.30
+      storage_usd_per_month = 20
+      operations_usd_per_month = 400  # write-off, rent by the month, somebody's time
     """  # noqa: D301 -- \b is click's marker for text that must not be wrapped
     if context.invoked_subcommand is not None:
         return ExitCode.DONE
@@ -100,6 +114,7 @@ def command(
         out=out,
         reference_run=reference_run,
         budget_usd=budget_usd,
+        costs=costs,
     )
     app: App = context.obj
     with app.show.progress() as listen:

@@ -1,17 +1,19 @@
 """A comparison as JSON and as text for a terminal."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from kimigguf.probe.calls import Shape
 from kimigguf.probe.client import Endpoint
+from kimigguf.probe.cost import Economics, cost_rows
 from kimigguf.probe.intervals import Verdict, proportion
 from kimigguf.probe.score import ArmSummary, Metric, Scores
 from kimigguf.probe.triggers import Triggers
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
 
 WORDS = {
     Verdict.SAME: "the same within noise",
@@ -35,8 +37,10 @@ METHOD = (
 )
 
 
-def record(scores: Scores, candidate: Endpoint, reference: Endpoint) -> dict[str, Any]:
-    """The answer as JSON."""
+def record(
+    scores: Scores, candidate: Endpoint, reference: Endpoint, *, spent_usd: float | None = None
+) -> dict[str, Any]:
+    """The answer as JSON. ``spent_usd`` is what this run paid the reference, where that is known."""
     return {
         "schema": "kimigguf.quality-probe/1",
         "suite": {"name": scores.suite, "sha256": scores.suite_sha256, "items": scores.items},
@@ -49,6 +53,7 @@ def record(scores: Scores, candidate: Endpoint, reference: Endpoint) -> dict[str
         "prompt_tokens": asdict(scores.parity) | {"meaning": scores.parity.sentence},
         "tool_triggers": _trigger_record(scores.triggers),
         "tool_triggers_noise": _trigger_record(scores.triggers_noise),
+        "cost": _cost_record(scores, spent_usd),
         "arms": [_arm_record(arm) for arm in scores.arms],
         "items": [asdict(result) for result in scores.results],
     }
@@ -57,6 +62,12 @@ def record(scores: Scores, candidate: Endpoint, reference: Endpoint) -> dict[str
 def _arm_record(arm: ArmSummary) -> dict[str, Any]:
     interval = proportion(arm.right, arm.checked)
     return asdict(arm) | {"right_interval_95": None if interval is None else list(interval)}
+
+
+def _cost_record(scores: Scores, spent_usd: float | None) -> dict[str, Any] | None:
+    if scores.economics is None:
+        return None
+    return {"spent_usd": None if spent_usd is None else round(spent_usd, 6), **asdict(scores.economics)}
 
 
 def _trigger_record(found: Triggers) -> dict[str, Any]:
@@ -113,19 +124,34 @@ def draw(console: "Console", scores: Scores, candidate: Endpoint, reference: End
             Text(sentence(metric), style=_COLOURS[metric.verdict]),
         )
     console.print(table)
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
-    table.add_column("")
-    for arm in scores.arms:
-        table.add_column(arm.arm, justify="right")
-    for name, cells in arm_rows(scores).items():
-        table.add_row(name, *cells)
-    console.print(table)
+    rows = [(name, *cells) for name, cells in arm_rows(scores).items()]
+    console.print(_table_of(("", *(arm.arm for arm in scores.arms)), rows))
     if (decisions := trigger_sentence(scores)) is not None:
         console.print(decisions, markup=False)
     console.print(f"prompt tokens, candidate against reference: {scores.parity.sentence}", markup=False)
+    if scores.economics is not None and not _free(scores.economics):
+        console.print(_table_of(("", "candidate", "reference"), cost_rows(scores.economics)))
+        console.print(f"break-even with the reference: {scores.economics.meaning}", markup=False)
     if any(metric.difference for metric in scores.metrics):
         console.print(METHOD, markup=False)
     console.print(Text.assemble(("verdict: ", "bold"), (WORDS[scores.verdict], _COLOURS[scores.verdict])))
+
+
+def _table_of(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> "Table":
+    from rich import box  # noqa: PLC0415 -- kept out of JSON runs
+    from rich.table import Table  # noqa: PLC0415 -- as above
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
+    for heading in headings:
+        table.add_column(heading, justify="right" if heading else "left")
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def _free(found: Economics) -> bool:
+    """Whether nobody has given a price for anything, so that there is nothing to tell."""
+    return found.candidate.usd_per_task is None and found.reference.usd_per_task is None
 
 
 def arm_rows(scores: Scores) -> Mapping[str, list[str]]:
@@ -147,10 +173,17 @@ def arm_rows(scores: Scores) -> Mapping[str, list[str]]:
         "with thinking": [str(arm.with_thinking) for arm in arms],
         "tokens sent": [number(arm.prompt_tokens, "{:,}") for arm in arms],
         "tokens received": [number(arm.completion_tokens, "{:,}") for arm in arms],
+        "tokens thinking": [_thinking(arm) for arm in arms],
         "first token": [number(arm.first_token_seconds, "{:.2f} s") for arm in arms],
         "whole answer": [number(arm.seconds, "{:.2f} s") for arm in arms],
         "tokens/s": [number(arm.tokens_per_second, "{:.1f}") for arm in arms],
     }
+
+
+def _thinking(arm: ArmSummary) -> str:
+    if arm.thinking_tokens is None:
+        return "unknown"
+    return f"{'about ' if arm.thinking_is_estimated else ''}{arm.thinking_tokens:,}"
 
 
 def _counts(counts: Mapping[Any, int]) -> str:

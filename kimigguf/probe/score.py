@@ -14,6 +14,7 @@ from typing import Final
 
 from kimigguf.probe.calls import Arm, Call, Fault, FaultKind, Reply, Shape
 from kimigguf.probe.checkers import call_valid, passed, said
+from kimigguf.probe.cost import Economics
 from kimigguf.probe.intervals import Interval, Verdict, holm, interval, judge
 from kimigguf.probe.parity import Parity, prompt_parity
 from kimigguf.probe.suites import Item, Rubric, Suite
@@ -49,6 +50,9 @@ class ArmSummary:
     calls_valid: int
     prompt_tokens: int | None
     completion_tokens: int | None
+    thinking_tokens: int | None
+    thinking_is_estimated: bool
+    """Where the endpoint does not count them: the share of its words that were thoughts, of its tokens."""
     first_token_seconds: float | None
     seconds: float | None
     tokens_per_second: float | None
@@ -104,6 +108,7 @@ class Scores:
     triggers: Triggers
     triggers_noise: Triggers
     results: tuple[ItemResult, ...]
+    economics: Economics | None = None
 
     @property
     def verdict(self) -> Verdict:
@@ -302,10 +307,36 @@ def _summary(arm: Arm, suite: Suite, calls: Sequence[Call]) -> ArmSummary:
         with_thinking=sum(bool(reply.thinking.strip()) for reply in only),
         prompt_tokens=_sum(reply.prompt_tokens for reply in only),
         completion_tokens=_sum(reply.completion_tokens for reply in only),
+        thinking_tokens=_sum(_thinking(reply)[0] for reply in only),
+        thinking_is_estimated=any(_thinking(reply)[1] for reply in only),
         first_token_seconds=_median(reply.first_token_seconds for reply in only),
         seconds=_median(reply.seconds for reply in only),
         tokens_per_second=_median(reply.tokens_per_second for reply in only),
     )
+
+
+def _thinking(reply: Reply) -> tuple[int | None, bool]:
+    """The tokens of a reply's thoughts, and whether that is an estimate by the length of the texts."""
+    if reply.thinking_tokens is not None or not reply.thinking:
+        return (reply.thinking_tokens or 0) if reply.completion_tokens is not None else None, False
+    if reply.completion_tokens is None:
+        return None, False
+    rest = len(reply.content) + sum(len(call.name) + len(call.arguments) for call in reply.calls)
+    return round(reply.completion_tokens * len(reply.thinking) / (len(reply.thinking) + rest)), True
+
+
+def solved(suite: Suite, calls: Iterable[Call]) -> dict[tuple[Arm, str], bool]:
+    """Whether each arm solved each item that can be checked, in one of its tries; unanswered ones are left out."""
+    items = {item.id: item for item in suite.items if _checked(item)}
+    found: dict[tuple[Arm, str], bool] = {}
+    for call in calls:
+        item, reply = items.get(call.item), call.outcome
+        if item is None or not isinstance(reply, Reply) or not _counts(item, reply):
+            continue
+        judged, key = passed(item, reply), (call.arm, call.item)
+        if judged is not None:
+            found[key] = found.get(key, False) or judged
+    return found
 
 
 def _median(values: Iterable[float | None]) -> float | None:

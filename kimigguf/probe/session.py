@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +10,12 @@ from kimigguf.errors import UsageError
 from kimigguf.events import Listener
 from kimigguf.probe.calls import Arm, Call
 from kimigguf.probe.client import Asker, Endpoint, Settings
+from kimigguf.probe.cost import Costs, economics, load_costs
 from kimigguf.probe.page import page
-from kimigguf.probe.references import Prices, Purse, Reference, check_temperature, find_reference, most_usd
+from kimigguf.probe.references import Purse, Reference, check_temperature, find_reference, most_usd
 from kimigguf.probe.report import record
 from kimigguf.probe.run import Side, jobs, open_store, reference_calls, run, write_reports
-from kimigguf.probe.score import Scores, score
+from kimigguf.probe.score import Scores, score, solved
 from kimigguf.probe.suites import Suite, load_suite
 
 
@@ -37,6 +38,7 @@ class Request:
     out: Path | None = None
     reference_run: Path | None = None
     budget_usd: float | None = None
+    costs: Path | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +63,7 @@ def probe(request: Request, environ: Mapping[str, str], *, agree: Callable[[floa
     known = find_reference(request.reference, environ)
     check_temperature(known, request.temperature)
     purse = _purse(request, known, suite)
+    costs = Costs() if request.costs is None else load_costs(request.costs)
     settings = Settings(timeout_seconds=request.timeout_seconds, temperature=request.temperature)
     with (
         closing(Asker("candidate", request.candidate, environ, settings)) as judged,
@@ -71,7 +74,11 @@ def probe(request: Request, environ: Mapping[str, str], *, agree: Callable[[floa
         left = Side(asker=judged, endpoint=judged.endpoint(request.candidate_model))
         right = Side(asker=standard, endpoint=standard.endpoint(request.reference_model or known.model))
         calls = _ask(request, suite, left, right, agree=agree, listen=listen)
-    return _finding(request, suite, calls, candidate=left.endpoint, reference=right.endpoint, purse=purse)
+    right_by_item = solved(suite, calls)
+    prices = economics(calls, right_by_item, costs, known.prices, parallel=request.parallel)
+    scores = replace(score(suite, calls, tolerance=request.tolerance), economics=prices)
+    spent = None if purse is None else purse.spent_usd
+    return _finding(request, suite, calls, scores, candidate=left.endpoint, reference=right.endpoint, spent_usd=spent)
 
 
 def _purse(request: Request, known: Reference, suite: Suite) -> Purse | None:
@@ -136,31 +143,15 @@ def _finding(
     request: Request,
     suite: Suite,
     calls: tuple[Call, ...],
+    scores: Scores,
     *,
     candidate: Endpoint,
     reference: Endpoint,
-    purse: Purse | None,
+    spent_usd: float | None,
 ) -> Finding:
-    scores = score(suite, calls, tolerance=request.tolerance)
-    answer = record(scores, candidate, reference)
-    answer["cost"] = None if purse is None else _cost(scores, purse.prices, purse.spent_usd)
+    answer = record(scores, candidate, reference, spent_usd=spent_usd)
     if request.out is not None:
-        settings = {**_described(request, suite, candidate, reference), "cost": answer["cost"]}
+        settings = _described(request, suite, candidate, reference)
         html = page(scores, suite, calls, candidate=candidate, reference=reference, settings=settings)
         write_reports(request.out, answer, html)
     return Finding(scores=scores, candidate=candidate, reference=reference, answer=answer)
-
-
-def _cost(scores: Scores, prices: Prices, spent_usd: float) -> dict[str, float | None]:
-    """What this run paid, and what a right answer of the reference costs, over both of its arms."""
-    arms = [arm for arm in scores.arms if arm.arm is not Arm.CANDIDATE]
-    right = sum(arm.right for arm in arms)
-    tokens = [(arm.prompt_tokens, arm.completion_tokens) for arm in arms]
-    total = None
-    if all(prompt is not None and completion is not None for prompt, completion in tokens):
-        total = sum(prices.cost(prompt or 0, completion or 0) for prompt, completion in tokens)
-    return {
-        "spent_usd": round(spent_usd, 6),
-        "reference_usd": None if total is None else round(total, 6),
-        "reference_usd_per_right_answer": None if total is None or right == 0 else round(total / right, 6),
-    }

@@ -95,11 +95,10 @@ def test_what_was_spent_is_told_and_the_key_comes_from_the_profiles_variable(pri
         found = asked(priced(reference), candidate, tmp_path, agree=lambda _usd: True)
         assert set(reference.keys) == {"Bearer secret"}
         assert set(candidate.keys) == {"Bearer none"}
-    assert found.answer["cost"] == {
-        "spent_usd": 0.02,  # twenty answers of one token
-        "reference_usd": 0.02,
-        "reference_usd_per_right_answer": 0.001,
-    }
+    cost = found.answer["cost"]
+    assert cost["spent_usd"] == 0.02  # twenty answers of one token
+    assert cost["reference"]["usd_per_solved_task"] == pytest.approx(0.001)
+    assert cost["candidate"]["usd_per_solved_task"] is None
 
 
 def test_a_budget_is_never_exceeded_and_what_was_not_sent_is_told(priced: Priced, tmp_path: Path) -> None:
