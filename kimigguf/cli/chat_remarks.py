@@ -29,8 +29,8 @@ def _speed(turn: Turn) -> str | None:
     counted = _number(turn.usage, "completion_tokens")
     if counted is None and not turn.pieces:
         return None
-    said = f"{counted:,} tokens" if counted is not None else f"about {turn.pieces:,} tokens"
     count = turn.pieces if counted is None else counted
+    said = f"{'about ' if counted is None else ''}{count:,} token{'' if count == 1 else 's'}"
     first, last = turn.first_seconds, turn.last_seconds
     if first is None or last is None or last <= first or count < 2:  # noqa: PLR2004 -- one interval needs two tokens
         return said

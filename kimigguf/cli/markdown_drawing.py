@@ -68,8 +68,10 @@ def _code_line(block: Block) -> Text:
     if not block.language:
         return Text(" " * block.indent + line)
     whole = Syntax("", block.language, theme=_CODE_COLOURS, background_color="default").highlight(block.above + line)
-    drawn = whole.split("\n", allow_blank=True)[block.above.count("\n")]
-    return Text(" " * block.indent).append_text(drawn) if drawn.plain == line else Text(" " * block.indent + line)
+    place = block.above.count("\n")
+    coloured = whole.split("\n", allow_blank=True)[place : place + 1]
+    drawn = coloured[0] if coloured and coloured[0].plain == line else Text(line)
+    return Text(" " * block.indent).append_text(drawn)
 
 
 class _Item:
@@ -91,7 +93,8 @@ class _Item:
 
 class _Paragraph(markdown.Paragraph):
     def __rich_console__(self, console: "Console", options: "ConsoleOptions") -> "RenderResult":
-        yield self.text  # not filled up with blanks to the right, which a copy would hold
+        self.text.justify = "default"  # not filled up with blanks to the right, which a copy would hold
+        yield self.text
 
 
 class _Heading(markdown.Heading):

@@ -178,7 +178,8 @@ def _problem(messages: tuple[Message, ...]) -> str | None:
             return f"messages.{place}: its role is none of system, user, assistant and tool"
         if not isinstance(message.get("content", ""), str | list | None):
             return f"messages.{place}: its content is no text"
-        for call in message.get("tool_calls") or ():
+        calls = message.get("tool_calls") or []
+        for call in calls if isinstance(calls, list) else [calls]:
             match call:
                 case {"function": {"name": str(), "arguments": str()}}:
                     continue

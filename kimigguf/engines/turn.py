@@ -213,8 +213,10 @@ def _apart(turn: Turn, text: str) -> tuple[Turn, tuple[Piece, ...]]:
             return replace(turn, held=text), ()
         if not bare.startswith(_OPEN) or turn.field is not None:
             return _apart(replace(turn, inside=_Inside.ANSWER, held=""), text)
-        text = bare.removeprefix(_OPEN).lstrip("\n")
+        text = bare.removeprefix(_OPEN)
         turn = replace(turn, inside=_Inside.THINKING)
+    if not turn.thinking:
+        text = text.lstrip("\n")
     thought, tag, rest = text.partition(_CLOSE)
     if not tag:
         kept = _kept(thought)
