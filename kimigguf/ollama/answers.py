@@ -8,7 +8,8 @@ from typing import Any, Final
 from kimigguf.ollama.translate import Json
 
 _NANOSECONDS: Final = 1_000_000_000
-_quote: Final = json.JSONEncoder(ensure_ascii=False).encode
+_quote: Final = json.JSONEncoder().encode
+"""All but ASCII is escaped: Ollama's Python client splits lines at U+0085 and U+2028 too."""
 _parse: Final = json.JSONDecoder().decode
 
 
