@@ -171,7 +171,7 @@ def _odd_files(source: Source) -> tuple[str, str, str] | None:
         return (
             f"{source.links[0]} is a symbolic link, as in a Hugging Face cache; Ollama needs real files",
             "symlinked-shards",
-            f"cp -L '{source.folder}'/*.gguf FOLDER, or: kimigguf download {source.label}",
+            f"kimigguf import '{source.folder}' (links, no copy), then name the quant; or cp -L '{source.folder}'/* FOLDER",
         )
     if source.projectors:
         return (

@@ -1,6 +1,8 @@
 import json
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -123,32 +125,96 @@ def test_a_quant_of_the_fork_is_refused_with_what_could_run_it(
     assert "UD-IQ1_S" in error["hint"]
 
 
-def test_an_old_ollama_is_refused_before_anything_is_written(
-    call: Callable[..., int], stand_in: Ollama, folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def everything(*folders: Path) -> set[tuple[str, int]]:
+    return {(str(path), path.lstat().st_size) for folder in folders for path in folder.rglob("*") if not path.is_dir()}
+
+
+def too_old(stand_in: Ollama, _folder: Path, _monkeypatch: pytest.MonkeyPatch) -> None:
     stand_in.version = "0.30.1"
-    assert call(str(folder), "--json") == ExitCode.MACHINE
-    assert error_of(capsys)["code"] == "ollama-too-old"
-    assert stand_in.used_bytes() == 0
 
 
-def test_symbolic_links_are_refused_before_anything_is_written(
+def no_room(stand_in: Ollama, _folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stand_in.version = "0.34.0"
+    monkeypatch.setattr("kimigguf.ollama.storage.shutil.disk_usage", lambda _path: SimpleNamespace(free=1 << 20))
+
+
+def elsewhere(_stand_in: Ollama, _folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kimigguf.ollama.server.is_local", lambda _url: False)
+
+
+def name_taken(stand_in: Ollama, _folder: Path, _monkeypatch: pytest.MonkeyPatch) -> None:
+    config = {"digest": stand_in.add_blob(b'{"model_family": "llama"}'), "size": 25}
+    path = stand_in.manifest_path("kimi-k3:ud-iq1_m")
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps({"layers": [], "config": config}))
+
+
+def hugging_face_cache(_stand_in: Ollama, folder: Path, _monkeypatch: pytest.MonkeyPatch) -> None:
+    blobs = folder.parent / "hub-blobs"
+    blobs.mkdir()
+    for number, path in enumerate(sorted(folder.glob("*.gguf"))):
+        path.rename(blobs / f"{number:064x}")
+        path.symlink_to(blobs / f"{number:064x}")
+
+
+def projector(_stand_in: Ollama, folder: Path, _monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "mmproj-F16.gguf").write_bytes(b"GGUF")
+
+
+def closed_file(_stand_in: Ollama, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Root may read everything: what the system would say to another user."""
+    victim = sorted(folder.glob("*.gguf"))[1]
+    real = os.access
+    monkeypatch.setattr("kimigguf.ollama.find.os.access", lambda path, mode: path != victim and real(path, mode))
+
+
+@pytest.mark.parametrize(
+    ("prepare", "code", "exit_code", "way_out"),
+    [
+        (too_old, "ollama-too-old", ExitCode.MACHINE, "install.sh"),
+        (no_room, "ollama-no-space", ExitCode.MACHINE, "--ollama-api"),
+        (elsewhere, "ollama-remote", ExitCode.MACHINE, "on the machine where Ollama runs"),
+        (name_taken, "name-taken", ExitCode.USAGE, "--name"),
+        (hugging_face_cache, "symlinked-shards", ExitCode.USAGE, "kimigguf import"),
+        (projector, "projector-among-shards", ExitCode.USAGE, "mv "),
+        (closed_file, "unreadable-shard", ExitCode.MACHINE, "sudo chmod a+r"),
+    ],
+    ids=lambda value: getattr(value, "__name__", None),
+)
+def test_what_must_not_be_is_refused_with_a_way_out_before_anything_is_written(
+    *,
+    call: Callable[..., int],
+    stand_in: Ollama,
+    folder: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    prepare: Callable[[Ollama, Path, pytest.MonkeyPatch], None],
+    code: str,
+    exit_code: ExitCode,
+    way_out: str,
+) -> None:
+    prepare(stand_in, folder, monkeypatch)
+    before = everything(stand_in.folder, folder.parent)
+    assert call(str(folder), "--json") == exit_code
+    error = error_of(capsys)
+    assert error["code"] == code
+    assert way_out in error["hint"]
+    assert everything(stand_in.folder, folder.parent) == before
+    assert not any(method == "POST" for method, _ in stand_in.requests)
+
+
+def test_a_middle_shard_without_the_others_is_refused_and_with_them_is_the_set(
     call: Callable[..., int], stand_in: Ollama, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    first = min(folder.glob("*.gguf"))
-    first.rename(folder.parent / "real")
-    first.symlink_to(folder.parent / "real")
-    assert call(str(folder), "--json") == ExitCode.USAGE
-    assert error_of(capsys)["code"] == "symlinked-shards"
+    middle = sorted(folder.glob("*.gguf"))[2]
+    assert call(str(middle), "--dry-run", "--json") == ExitCode.DONE
+    assert len(json.loads(capsys.readouterr().out)["files"]) == 5
+    for path in folder.glob("*.gguf"):
+        if path != middle:
+            path.unlink()
+    assert call(str(middle), "--json") == ExitCode.INTEGRITY
+    assert error_of(capsys)["hint"]
     assert stand_in.used_bytes() == 0
-
-
-def test_a_projector_in_the_folder_is_refused(
-    call: Callable[..., int], folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (folder / "mmproj-F16.gguf").write_bytes(b"GGUF")
-    assert call(str(folder), "--json") == ExitCode.USAGE
-    assert error_of(capsys)["code"] == "projector-among-shards"
 
 
 def test_a_missing_shard_is_an_integrity_error(
