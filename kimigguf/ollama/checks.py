@@ -171,7 +171,7 @@ def _odd_files(source: Source) -> tuple[str, str, str] | None:
         return (
             f"{source.links[0]} is a symbolic link, as in a Hugging Face cache; Ollama needs real files",
             "symlinked-shards",
-            f"kimigguf import '{source.folder}' (links, no copy), then name the quant; or cp -L '{source.folder}'/* FOLDER",
+            f"kimigguf import '{source.folder}' links it, then name the quant; or: cp -L '{source.folder}'/* FOLDER",
         )
     if source.projectors:
         return (
