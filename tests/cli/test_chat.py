@@ -3,6 +3,8 @@
 import io
 import json
 import os
+import signal
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,6 @@ from fakes.processes import free_port
 from kimigguf.cli.app import App, run
 from kimigguf.cli.show import Show
 from kimigguf.engines.endpoint import base_url, mapped
-from kimigguf.engines.printable import printable
 from kimigguf.engines.registry import Entry, ProcessId, entered
 from kimigguf.errors import NetworkError, UsageError
 from kimigguf.probe.client import base_url as probe_url
@@ -147,6 +148,118 @@ def test_a_refusal_is_told_for_what_it_is(
     if code == "context-full":
         assert "9000" in record["message"]
         assert "8192" in record["message"]
+
+
+@pytest.mark.parametrize(
+    ("script", "cause"),
+    [
+        (Script(deltas=[{"content": "Hi"}], hang_up=True), "peer closed connection"),
+        (Script(chunks=[{"choices": [{"index": 0, "delta": {"content": "Hi"}}]}]), "before the end"),
+        (Script(chunks=[]), "before the end"),
+    ],
+)
+def test_an_answer_without_its_end_is_none(capsys: pytest.CaptureFixture[str], script: Script, cause: str) -> None:
+    """A server that dies in the middle looks to a client like one that is done."""
+    code, record = failing(capsys, script)
+    assert (code, record["code"], record["hint"]) == (6, "answer-broke-off", "kimigguf doctor")
+    assert cause in record["cause"]
+
+
+def test_a_stream_that_is_no_json_is_no_bug(capsys: pytest.CaptureFixture[str]) -> None:
+    code, record = failing(capsys, Script(raw=b"data: {nonsense\n\n"))
+    assert (code, record["code"]) == (6, "answer-broke-off")
+    assert "no JSON" in record["cause"]
+
+
+def test_a_server_without_counts_or_clock_is_measured_here(capsys: pytest.CaptureFixture[str]) -> None:
+    chunks: list[dict[str, Any]] = [{"choices": [{"index": 0, "delta": {"content": word}}]} for word in "abc"]
+    chunks.append({"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]})
+    with answering(Script(chunks=chunks, pause=0.05)) as server:
+        assert chat("--url", server.url, "Hello") == 0
+    out, err = capsys.readouterr()
+    assert out == "abc\n"
+    assert "(about 3 tokens, " in err
+    assert "by this side's clock" in err
+    assert "return_progress" not in server.asked[0]  # a strict server refuses what it does not know
+
+
+def test_a_server_that_refuses_to_count_is_asked_again_without(capsys: pytest.CaptureFixture[str]) -> None:
+    with answering(Script(deltas=[{"content": "Hi."}], refuses="stream_options")) as server:
+        assert chat("--url", server.url, "Hello") == 0
+    assert capsys.readouterr().out == "Hi.\n"
+    assert ["stream_options" in asked for asked in server.asked] == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("script", "room"),
+    [
+        (Script(entry={"max_model_len": 4}), "3 of 4"),
+        (Script(entry={"context_length": 30}), "3 of 30"),
+        (Script(props={"default_generation_settings": {"n_ctx": 300}}), "3 of 300"),
+        (Script(props={"default_generation_settings": None}), None),
+    ],
+)
+def test_the_use_of_the_context_is_told_where_its_size_is(
+    capsys: pytest.CaptureFixture[str], script: Script, room: str | None
+) -> None:
+    script.deltas = [{"content": "Hi."}]
+    with answering(script) as server:
+        assert chat("--url", server.url, "Hello") == 0
+    err = capsys.readouterr().err
+    assert f"context {room}" in err if room else "context" not in err
+
+
+def test_a_talk_goes_on_where_it_was_saved(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    file = tmp_path / "talk.json"
+    with answering(Script(deltas=[{"reasoning_content": "Hm."}, {"content": "Hi."}])) as server:
+        lines(monkeypatch, f"Hello\n/save {file}\n")
+        assert chat("--url", server.url, "--system", "Be brief.", "--effort", "low") == 0
+        lines(monkeypatch, "And now?\n/save\n/new\nBye\n")
+        assert chat("--url", server.url, "--resume", str(file)) == 0
+        assert chat("--url", server.url, "--resume", str(file), "--system", "No.", "Hello") == 2
+    second, third = server.asked[1:]
+    assert [message["content"] for message in second["messages"]] == ["Be brief.", "Hello", "Hi.", "And now?"]
+    assert second["messages"][2]["reasoning_content"] == "Hm."
+    assert second["chat_template_kwargs"]["thinking_effort"] == "low"
+    assert [message["content"] for message in third["messages"]] == ["Be brief.", "Bye"]
+    assert len(json.loads(file.read_text())["messages"]) == 5  # saved again under its own name
+
+
+def test_a_save_never_overwrites_what_is_not_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    precious = tmp_path / "precious.json"
+    precious.write_text("precious")
+    lines(monkeypatch, f"Hello\n/save {precious}\n")
+    with answering(Script(deltas=[{"content": "Hi."}])) as server:
+        assert chat("--url", server.url) == 2
+    assert precious.read_text() == "precious"
+
+
+def test_a_diff_that_is_no_utf_8_can_be_piped(tmp_path: Path) -> None:
+    with answering(Script(deltas=[{"content": "Hi."}])) as server:
+        done = subprocess.run(
+            [sys.executable, "-c", "from kimigguf.cli.app import main; main()", "chat", "--url", server.url, "-"],
+            input=b"caf\xe9",
+            capture_output=True,
+            check=False,
+            env=os.environ | {"XDG_STATE_HOME": str(tmp_path), "PYTHONUTF8": "1"},
+        )
+    assert (done.returncode, done.stdout) == (0, b"Hi.\n")
+    assert server.asked[0]["messages"][0]["content"] == "caf\ufffd"
+
+
+def test_an_interrupted_question_ends_the_command(tmp_path: Path) -> None:
+    with answering(Script(deltas=[{"content": "word "}] * 400, pause=0.05)) as server:
+        process = subprocess.Popen(
+            [sys.executable, "-c", "from kimigguf.cli.app import main; main()", "chat", "--url", server.url, "Hello"],
+            stdout=subprocess.PIPE,
+            env=os.environ | {"XDG_STATE_HOME": str(tmp_path)},
+        )
+        with process:
+            assert process.stdout is not None
+            assert process.stdout.read(5) == b"word "
+            process.send_signal(signal.SIGINT)
+            assert process.wait(30) == 130
+        assert server.gone.wait(10)
 
 
 def test_an_answer_that_breaks_off_is_a_server_error(capsys: pytest.CaptureFixture[str]) -> None:
@@ -280,10 +393,6 @@ def test_somebody_elses_key_is_not_sent_around() -> None:
     with answering(Script(deltas=[{"content": "Hi."}])) as server:
         chat("--url", server.url, "Hello", environ={"OPENAI_API_KEY": "sk-mine"})
     assert set(server.keys) == {"Bearer none"}
-
-
-def test_a_model_cannot_command_the_terminal() -> None:
-    assert printable("a\x1b[2Jb\x07\nc\td\x9b") == "a\ufffd[2Jb\ufffd\nc\td\ufffd"
 
 
 @pytest.mark.parametrize(

@@ -60,6 +60,10 @@ def test_figures_say_whose_clock_they_are_by(turn: Turn, room: int | None, said:
     assert figures(turn, Limits(context_tokens=room)) == said
 
 
+LIMIT = "the token limit is reached"
+LESS = "or think less: low effort"
+
+
 def told(turn: Turn, room: int | None = None, max_tokens: int | None = None) -> str:
     return " | ".join(warnings(turn, Limits(context_tokens=room), max_tokens=max_tokens))
 
@@ -69,14 +73,13 @@ def told(turn: Turn, room: int | None = None, max_tokens: int | None = None) -> 
     [
         (Turn(answer="Hi.", finish_reason="stop"), {}, ""),
         (Turn(thinking="Hm", finish_reason="length"), {"max_tokens": 9},
-         "thinking used up all tokens before an answer began (the token limit is reached): "
-          "raise --max-tokens 9, or think less: low effort"),
+         f"thinking used up all tokens before an answer began ({LIMIT}): raise --max-tokens 9, {LESS}"),
         (Turn(answer="Hi", finish_reason="length"), {},
-         "the answer stops half-way (the token limit is reached): raise the server's own limit"),
+         f"the answer stops half-way ({LIMIT}): raise the server's own limit"),
         (Turn(answer="Hi", finish_reason="length", usage=USAGE), {"room": 741},
          "the answer stops half-way (the context is full): serve with a larger --context, or /new"),
         (Turn(calls=(Call(index=0),), finish_reason="length"), {"max_tokens": 9},
-         "a tool call stops half-way (the token limit is reached): raise --max-tokens 9"),
+         f"a tool call stops half-way ({LIMIT}): raise --max-tokens 9"),
         (Turn(answer="Hi", finish_reason="stop", usage=USAGE), {"room": 800},
          "the context is 93% full, 59 tokens are left: /save and /new, or serve with a larger --context"),
         (Turn(thinking="Hm", finish_reason="stop"), {}, "the answer is empty: there is only thinking (/think)"),

@@ -16,7 +16,8 @@ class Script:
 
     ``page`` answers with ``status`` where the models are listed. ``chunks`` replace the whole stream; ``pause`` is in
     seconds before each event; ``hang_up`` ends the connection in the middle of a chunk; ``props`` makes it a
-    llama-server; ``turns`` are the deltas of the next answers, one after the other.
+    llama-server; ``turns`` are the deltas of the next answers, one after the other. ``raw`` is sent as the stream;
+    ``refuses`` names a part of a request that is none of this server's.
     """
 
     url: str = ""
@@ -30,6 +31,8 @@ class Script:
     entry: dict[str, Any] = field(default_factory=dict)
     headers: dict[str, str] = field(default_factory=dict)
     chunks: list[dict[str, Any]] | None = None
+    raw: bytes | None = None
+    refuses: str | None = None
     turns: list[list[dict[str, Any]]] = field(default_factory=list)
     pause: float = 0.0
     hang_up: bool = False
@@ -71,6 +74,9 @@ class _Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         script = self.script
         script.asked.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+        if script.refuses is not None and script.refuses in script.asked[-1]:
+            self._json(400, {"error": {"message": f"unknown field {script.refuses}"}})
+            return
         if script.error is not None:
             self._json(script.status, {"error": script.error})
             return
@@ -87,6 +93,9 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Connection", "close")
         self.end_headers()
         self.close_connection = True
+        if script.raw is not None:
+            self.wfile.write(script.raw)
+            return
         if script.chunks is not None:
             for chunk in script.chunks:
                 self._event(chunk)
