@@ -1,5 +1,6 @@
 """Peaks of a real process tree, of control groups as text, and of accelerators as values."""
 
+import json
 import os
 import subprocess
 import sys
@@ -8,7 +9,10 @@ from pathlib import Path
 
 import pytest
 from fakes.processes import until
+from hardware.captures import DATA
+from hardware.nvml_stand_in import NvmlStandIn
 
+from kimigguf.hardware import usage
 from kimigguf.hardware.host import Host
 from kimigguf.hardware.snapshot import Accelerator, MemoryKind
 from kimigguf.hardware.usage import DevicePeak, Peaks, PeakWatch, TreeUse, cgroup_peak, device_peaks, higher, read_tree
@@ -108,6 +112,25 @@ def test_a_gpus_peak_is_what_was_least_free_and_unreadable_ones_are_left_out() -
     peaks = device_peaks(peaks, (shared, silent, replace(card, free_bytes=80)))
     assert peaks == {2: DevicePeak(name="RTX", used_bytes=70, total_bytes=100)}
     assert device_peaks(peaks, None) == peaks
+
+
+def test_gpus_are_read_by_their_driver_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three readings of NVML: the weights come onto the card, and some of it is freed again."""
+    capture = json.loads((DATA / "rtx-3090-busy.nvml.json").read_text())
+    total = 24 * 2**30
+    readings = iter([20, 2, 8])
+
+    def nvml() -> NvmlStandIn:
+        free = next(readings) * 2**30
+        memory = {"total": total, "free": free, "used": total - free}
+        return NvmlStandIn({**capture, "devices": [{**capture["devices"][0], "nvmlDeviceGetMemoryInfo": memory}]})
+
+    monkeypatch.setattr(usage, "load_nvml", nvml)
+    with PeakWatch(os.getpid(), {}) as watch:
+        watch._look(thorough=True)
+    assert watch.peaks.devices == (
+        DevicePeak(name="NVIDIA GeForce RTX 3090", used_bytes=22 * 2**30, total_bytes=total),
+    )
 
 
 def test_this_process_can_be_read() -> None:
