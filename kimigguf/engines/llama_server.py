@@ -14,6 +14,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, NoReturn, Self
 
+import psutil
+
 from kimigguf.engines.command import Command
 from kimigguf.engines.diagnose import EngineDiedError, server_error
 from kimigguf.engines.oom import explain, read_kill, read_kills
@@ -253,14 +255,31 @@ class Server:
         return False
 
     def _refuse_stranger(self, status: int, began: float) -> None:
-        """Give up on a port where another server has been answering in place of ours."""
-        if status == _OK and time.monotonic() - began > _STRANGER_SECONDS:
+        """Give up on a port where, long after ``began``, whoever answers is healthy and does not serve our model."""
+        if status != _OK or time.monotonic() - began <= _STRANGER_SECONDS:
+            return
+        if self._listens():
+            answer = get(self.address, "/v1/models", key=self._key)
+            said = f"{answer[0]} {answer[1][:200].decode(errors='replace')}" if answer else "no answer"
             raise ServerError(
-                f"the server that answers at {self.address.url} does not serve {self.alias}",
-                code="not-ours",
-                cause="another program took the port while the engine was starting",
-                hint=f"choose another with --port; the log: {self._child.log}",
+                "the server says that it is healthy and does not name its model",
+                code="health-lies",
+                cause=f"GET /health: 200; GET /v1/models: {said}",
+                hint=f"another build of the engine may not have the fault: --engine-path DIR; the log: {self.log}",
             )
+        raise ServerError(
+            f"the server that answers at {self.address.url} does not serve {self.alias}",
+            code="not-ours",
+            cause="another program took the port while the engine was starting",
+            hint=f"choose another with --port; the log: {self.log}",
+        )
+
+    def _listens(self) -> bool:
+        """Whether it is the engine itself that listens on the port."""
+        with suppress(psutil.Error):
+            listening = psutil.Process(self.pid).net_connections("tcp")
+            return any(one.status == psutil.CONN_LISTEN and one.laddr.port == self.address.port for one in listening)
+        return False
 
     def wait(self, listen: Listener = ignore) -> NoReturn:
         """Wait, as long as it serves, for its end. What is wrong meanwhile is told once each time, also to its log.

@@ -81,14 +81,16 @@ def poster(url: str, key: str | None, tls: ssl.SSLContext | None = None) -> Post
 
 def selftest(post: Post, *, ubatch_tokens: int, slot_tokens: int, listen: Listener = ignore) -> Result:
     """Run every check against a loaded server. Never raises for what the server does: that is the result."""
-    checks: list[Check] = []
+    checks = [_numbers(post)]
+    if checks[0].state is State.FAILED:  # nothing that it answers means anything
+        return Result(checks=tuple(checks), measured=Measured())
     listen(Step(text="self-test: a short turn"))
     question = {"role": "user", "content": "Say hello."}
     try:
         first = post("/v1/chat/completions", {"messages": [question], **_SHORT})
     except Refused as refused:
         failed = Check(what="first turn", state=State.FAILED, evidence=str(refused))
-        return Result(checks=(failed,), measured=Measured())
+        return Result(checks=(*checks, failed), measured=Measured())
     checks.append(check_turn(first))
     listen(Step(text="self-test: a second turn with the whole first message"))
     checks.append(_second_turn(post, question, first))
@@ -193,3 +195,36 @@ def _long_prompt(post: Post, ubatch_tokens: int, slot_tokens: int) -> tuple[Chec
     evidence = f"{count} tokens in batches of {ubatch_tokens}"
     state = State.PASSED if isinstance(count, int) and count >= min(ubatch_tokens, wanted) else State.UNKNOWN
     return Check(what=what, state=state, evidence=evidence), timings.get("prompt_per_second")
+
+
+def _numbers(post: Post) -> Check:
+    try:
+        return check_numbers(post("/completion", ONE_TOKEN))
+    except Refused as refused:  # the first turn will tell what is wrong
+        return Check(what="numbers", state=State.UNKNOWN, evidence=str(refused))
+
+
+ONE_TOKEN: Final = {"prompt": "Hello", "n_predict": 1, "n_probs": 1, "cache_prompt": False}
+"""What to ask of /completion for an answer that ``check_numbers`` can judge."""
+
+
+def check_numbers(answer: Mapping[str, Any]) -> Check:
+    """Whether the model computes numbers, from a /completion answer with ``n_probs``.
+
+    llama.cpp (build 11434) samples from NaN without a word: the answer is one token again and again, under status 200.
+    JSON has no NaN, so the log-probability of such a token is null.
+    """
+    what = "numbers"
+    try:
+        first = answer["completion_probabilities"][0]
+        value = first["logprob"]
+    except (KeyError, IndexError, TypeError):
+        return Check(what=what, state=State.UNKNOWN, evidence="the server tells no log-probabilities")
+    if value is None:
+        return Check(
+            what=what,
+            state=State.FAILED,
+            evidence=f"the log-probability of its token {first.get('token')!r} is no number (NaN)",
+            hint="with CUDA 13.2.0 or 13.2.1 use an engine built with another version; else: kimigguf verify QUANT",
+        )
+    return Check(what=what, state=State.PASSED, evidence=f"a log-probability of {value:.2f}")

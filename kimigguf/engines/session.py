@@ -12,6 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from kimigguf.download.named import CatalogueTarget, Target, complete
 from kimigguf.download.store import StoredSet, models_dir, stored_at
 from kimigguf.engines import prepare, registry
 from kimigguf.engines.command import Command, command, device_names, require_key
@@ -121,7 +122,7 @@ class Session:
                 f"the server failed its self-test: {first.what}",
                 code="selftest-failed",
                 cause=first.evidence,
-                hint=f"serve it as it is with --no-selftest; the log: {self.server.log}",
+                hint=f"{first.hint or 'serve it as it is with --no-selftest'}; the log: {self.server.log}",
             )
 
     def __enter__(self) -> Self:
@@ -328,8 +329,8 @@ def _seen_machine(engine: FoundEngine, environ: Mapping[str, str], listen: Liste
     return seen_by(machine, engine)
 
 
-def _check_effort(target: prepare.Target, request: Request, environ: Mapping[str, str]) -> None:
-    if isinstance(target, prepare.CatalogueTarget):
+def _check_effort(target: Target, request: Request, environ: Mapping[str, str]) -> None:
+    if isinstance(target, CatalogueTarget):
         chat_template_arguments(load_serving(target.profile.architecture, environ), request.effort)
 
 
@@ -349,7 +350,7 @@ def _replayed(request: Request, environ: Mapping[str, str], listen: Listener) ->
             code="plan-without-files",
             hint=f"{remake_commands(plan)} && kimigguf serve --plan plan.json",
         )
-    stored = prepare.verified(prepare.complete(stored_at(Path(plan.model.folder) / plan.model.files[0].name)), listen)
+    stored = prepare.verified(complete(stored_at(Path(plan.model.folder) / plan.model.files[0].name)), listen)
     machine = _seen_machine(engine, environ, listen)
     before = changes(plan, machine)
     if different := [

@@ -368,6 +368,39 @@ def test_an_engine_that_dies_at_once_is_a_server_error_with_its_last_line(
     assert ".log" in error["hint"]
 
 
+def play(folder: Path, mode: str) -> dict[str, str]:
+    """The environment that has serve take the fake engine in that mode; it writes its starts to ``starts``."""
+    engine = folder / "fake" / "llama-server"
+    engine.parent.mkdir()
+    engine.write_text(
+        "#!/bin/sh\ncase $1 in --version) echo 'version: 11434 (abc)';; --help) ;;\n"
+        f"--list-devices) echo 'Available devices:';;\n*) echo x >> {folder / 'starts'}\n"
+        f'exec {sys.executable} {server_program.__file__} "$@";;\nesac\n'
+    )
+    engine.chmod(0o755)
+    return {"KIMIGGUF_LLAMA_SERVER": str(engine), "FAKE_MODE": mode}
+
+
+@pytest.mark.parametrize(
+    ("mode", "code", "words"),
+    [
+        ("health-lies", "selftest-failed", "no slot was ever made"),
+        ("dies-in-selftest", "device-error", "testing itself"),
+    ],
+)
+def test_a_server_that_fails_its_self_test_is_never_called_ready(
+    *, capsys: pytest.CaptureFixture[str], environ: dict[str, str], tiny: Path, tmp_path: Path, mode: str, code: str,
+    words: str,
+) -> None:  # fmt: skip
+    exit_code = serve(environ | play(tmp_path, mode), str(tiny), "--port", str(free_port()))
+    out, err = capsys.readouterr()
+    error = json.loads(err.splitlines()[-1])
+    assert (exit_code, error["code"]) == (6, code)
+    assert words in f"{error['message']} {error['cause']}"
+    assert "log" in error["hint"]
+    assert '"state": "ready"' not in out
+
+
 @pytest.mark.parametrize(("mode", "starts"), [("dies-while-serving", 2), ("cuda-oom", 1)])
 def test_only_what_can_pass_is_started_again(
     *,
@@ -380,15 +413,7 @@ def test_only_what_can_pass_is_started_again(
     starts: int,
 ) -> None:
     monkeypatch.setattr("kimigguf.engines.watchdog.Restarts", partial(Restarts, at_most=1))
-    engine = tmp_path / "fake" / "llama-server"
-    engine.parent.mkdir()
-    engine.write_text(
-        "#!/bin/sh\ncase $1 in --version) echo 'version: 11434 (abc)';; --help) ;;\n"
-        f"--list-devices) echo 'Available devices:';;\n*) echo x >> {tmp_path / 'starts'}\n"
-        f'exec {sys.executable} {server_program.__file__} "$@";;\nesac\n'
-    )
-    engine.chmod(0o755)
-    fake = environ | {"KIMIGGUF_LLAMA_SERVER": str(engine), "FAKE_MODE": mode}
+    fake = environ | play(tmp_path, mode)
     argv = (str(tiny), "--port", str(free_port()), "--no-selftest", "--restart", "on-failure")
     assert serve(fake, *argv) == 6
     assert (tmp_path / "starts").read_text().count("x") == starts

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -9,12 +10,14 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import tiny_k3
 from fakes.engines import BOTH, real_engine, too_old_engine
 from fakes.place import Place, placed
 from fakes.plans import make_plan
 from fakes.processes import free_port, is_running, until
+from gguf import GGUFReader
 
 from kimigguf.engines import llama_server
 from kimigguf.engines.command import Command, command
@@ -199,3 +202,22 @@ def test_a_shard_of_another_quant_under_the_right_name_is_found_where_the_engine
     assert target.name in told["message"]
     assert "IQ1_S" in told["cause"]
     assert list((place.home / "state").rglob("serve-*.log")) == []  # no engine was started
+
+
+@pytest.mark.parametrize("kind", BOTH)
+def test_a_model_whose_numbers_are_nan_is_never_called_ready(kind: str, place: Place) -> None:
+    """llama.cpp serves it without a word of complaint: one token again and again, under status 200."""
+    broken = place.home / "broken"
+    shutil.copytree(place.model, broken)
+    for file in broken.glob("*.gguf"):
+        for tensor in GGUFReader(file, "r+").tensors:
+            if tensor.name == "output_norm.weight":
+                tensor.data[:] = np.nan
+    place.model = broken
+    done = place.serve(kind, selftest=True)
+    told = json.loads(done.stderr.splitlines()[-1])
+    assert (done.returncode, told["code"]) == (6, "selftest-failed")
+    assert "numbers" in told["message"]
+    assert "no number (NaN)" in told["cause"]
+    assert "CUDA 13.2" in told["hint"]
+    assert until(lambda: place.left() == [])

@@ -5,6 +5,7 @@ import os
 import signal
 import socket
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -16,9 +17,12 @@ from kimigguf.engines import llama_server
 from kimigguf.engines.command import Command
 from kimigguf.engines.diagnose import EngineDiedError
 from kimigguf.engines.llama_server import Address, Server, port_problem, require_free
+from kimigguf.engines.pressure import PressureWatch
 from kimigguf.engines.supervise import State
 from kimigguf.errors import ServerError, UsageError
 from kimigguf.events import Event, Notice
+from kimigguf.hardware.pressure import MemoryPressure, Room
+from kimigguf.units import GIB
 
 
 def start(mode: str, folder: Path) -> Server:
@@ -98,11 +102,61 @@ def test_a_hung_server_is_named_while_its_process_lives(tmp_path: Path, monkeypa
     assert "answers again" in seen[1]
 
 
+def test_a_busy_server_is_not_called_hung(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its only slot works on one request for ever; /health answers all the same."""
+    monkeypatch.setattr(llama_server, "_HEALTH_EVERY_SECONDS", 0.05)
+    seen: list[Event] = []
+    with start("busy", tmp_path) as server:
+        server.wait_ready()
+        with socket.create_connection(("127.0.0.1", server.address.port)) as client:
+            client.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n")
+            threading.Timer(2.0, os.kill, (server.pid, signal.SIGKILL)).start()
+            with pytest.raises(ServerError):
+                server.wait(seen.append)
+    assert seen == []
+
+
+def test_what_is_told_while_serving_stands_in_the_log_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a server in the background nobody reads the terminal, and a kill leaves no word of the engine's own."""
+    monkeypatch.setattr(llama_server, "_HEALTH_EVERY_SECONDS", 0.1)
+    short = MemoryPressure(rooms=(Room(name="the cgroup", total_bytes=GIB, left_bytes=0),))
+    monkeypatch.setattr(llama_server, "read_pressure", lambda _pid: short)
+    with start("slow", tmp_path) as server:
+        server.wait_ready()
+        monkeypatch.setattr(llama_server, "_PRESSURE_EVERY_SECONDS", 0.0)
+        server._pressure = PressureWatch()
+
+        def end(event: Event) -> None:
+            assert isinstance(event, Notice)
+            os.kill(server.pid, signal.SIGKILL)
+
+        with pytest.raises(ServerError):
+            server.wait(end)
+    lines = (tmp_path / "engine.log").read_text().splitlines()
+    assert "memory pressure: " in lines[-2]
+    assert "the cgroup has 0 GiB left" in lines[-2]
+    assert "the engine ended while serving: killed by SIGKILL" in lines[-1]
+    assert all(line.startswith("kimigguf 20") for line in lines[-2:])
+
+
 def test_another_server_on_the_port_is_not_taken_for_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(llama_server, "_STRANGER_SECONDS", 0.5)
+    monkeypatch.setattr(Server, "_listens", lambda _self: False)
     with start("stranger", tmp_path) as server, pytest.raises(ServerError) as caught:
         server.wait_ready()
     assert caught.value.code == "not-ours"
+
+
+def test_an_engine_whose_health_lies_is_told_from_another_programs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """/health says ok, and no model is ever named: the port is the engine's own, so another port would not help."""
+    monkeypatch.setattr(llama_server, "_STRANGER_SECONDS", 0.5)
+    with start("names-no-model", tmp_path) as server, pytest.raises(ServerError) as caught:
+        server.wait_ready()
+    assert caught.value.code == "health-lies"
+    assert "GET /v1/models: 503" in (caught.value.cause or "")
+    assert "--port" not in (caught.value.hint or "")
 
 
 def test_an_interrupted_wait_leaves_no_process_and_no_port(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from kimigguf.engines.evidence import Check, State
-from kimigguf.engines.selftest import Refused, check_turn, selftest
+from kimigguf.engines.selftest import Refused, check_numbers, check_turn, selftest
 
 
 def answer(
@@ -28,12 +28,15 @@ class Server:
     def __init__(self, *turns: dict[str, Any] | Refused, long: dict[str, Any] | Refused | None = None) -> None:
         self.turns = list(turns)
         self.long = long or {"timings": {"prompt_n": 528, "prompt_per_second": 100.0}}
+        self.number: float | None = -1.8
         self.asked: list[tuple[str, Mapping[str, Any]]] = []
 
     def __call__(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
         self.asked.append((path, body))
         if path == "/tokenize":
             return {"tokens": list(range(1000))}
+        if "n_probs" in body:
+            return {"completion_probabilities": [{"token": "a", "logprob": self.number}]}
         found = self.long if path == "/completion" else self.turns.pop(0)
         if isinstance(found, Refused):
             raise found
@@ -50,9 +53,9 @@ CALL: Mapping[str, Any] = {"tool_calls": [{"function": {"name": "get_time", "arg
 def test_a_good_server_passes_with_its_speeds() -> None:
     server = Server(answer(), answer(prompt=30, cached=8), answer(**CALL))
     result = selftest(server, ubatch_tokens=512, slot_tokens=4096)
-    assert [check.state for check in result.checks] == [State.PASSED] * 4
+    assert [check.state for check in result.checks] == [State.PASSED] * 5
     assert (result.measured.prompt_per_second, result.measured.decode_per_second) == (100.0, 9.5)
-    second = server.asked[1][1]["messages"][1]
+    second = server.asked[2][1]["messages"][1]
     assert second["reasoning_content"] == "Hm."  # the whole message goes back
     path, body = server.asked[-1]
     assert path == "/completion"
@@ -108,10 +111,33 @@ def test_a_server_that_does_not_answer_at_all_is_not_asked_further() -> None:
     server = Server(Refused("HTTP 500: boom"))
     result = selftest(server, ubatch_tokens=512, slot_tokens=4096)
     assert result.failed == (Check(what="first turn", state=State.FAILED, evidence="HTTP 500: boom"),)
-    assert len(server.asked) == 1
+    assert len(server.asked) == 2
 
 
 def test_a_small_slot_is_not_asked_for_more_than_it_holds() -> None:
     server = Server(answer(), answer(prompt=30), answer())
     selftest(server, ubatch_tokens=512, slot_tokens=256)
     assert len(server.asked[-1][1]["prompt"]) == 248
+
+
+@pytest.mark.parametrize(
+    ("probabilities", "state"),
+    [
+        ([{"token": "a", "logprob": -1.8}], State.PASSED),
+        ([{"token": "\x1e", "logprob": None}], State.FAILED),  # as build 11434 answers with a weight that is NaN
+        ([], State.UNKNOWN),
+        (None, State.UNKNOWN),
+        ([{"token": "a"}], State.UNKNOWN),
+    ],
+)
+def test_a_model_that_computes_nan_is_found_though_it_answers(probabilities: object, state: State) -> None:
+    check = check_numbers({"completion_probabilities": probabilities})
+    assert check.state is state
+    assert ("verify" in (check.hint or "")) == (state is State.FAILED)
+
+
+def test_of_a_model_that_computes_nan_nothing_more_is_asked() -> None:
+    server = Server(answer())
+    server.number = None
+    assert states(server) == {"numbers": State.FAILED}
+    assert len(server.asked) == 1

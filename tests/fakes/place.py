@@ -35,13 +35,19 @@ class Place:
         assert done.stdout, done.stderr
         return done.returncode, json.loads(done.stdout)
 
-    def start(self, kind: str = "embedded", *options: str, selftest: bool = False) -> dict[str, Any]:
-        """Serve the model in the background on an engine of that kind; the answer once it is ready."""
+    def serve(
+        self, kind: str = "embedded", *options: str, selftest: bool = False
+    ) -> "subprocess.CompletedProcess[str]":
+        """``serve --detach`` of the model on an engine of that kind."""
         path = () if kind == "embedded" else ("--engine-path", str(native_folder()))
-        done = self.run(
+        return self.run(
             "serve", str(self.model), "--json", "--engine", kind, *path, "--port", str(self.port), "--context", "4096",
             *(() if selftest else ("--no-selftest",)), "--detach", *options,
         )  # fmt: skip
+
+    def start(self, kind: str = "embedded", *options: str, selftest: bool = False) -> dict[str, Any]:
+        """Serve the model in the background; the answer once it is ready."""
+        done = self.serve(kind, *options, selftest=selftest)
         assert done.returncode == 0, done.stderr
         answer: dict[str, Any] = json.loads(done.stdout)
         return answer

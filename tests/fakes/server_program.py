@@ -15,15 +15,33 @@ import time
 class Handler(http.server.BaseHTTPRequestHandler):
     ready_at = 0.0
     alias = "kimi-k3"
+    mode = ""
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 -- the name is the base class's
         pass
 
+    def do_POST(self) -> None:
+        """A request for an answer: it fails, kills the engine, or is worked on for ever."""
+        match self.mode:
+            case "dies-in-selftest":
+                say("0.9 E CUDA error: an illegal memory access was encountered")
+                os._exit(1)
+            case "busy":
+                time.sleep(60)
+            case _:
+                self.answer(500, {"error": {"message": "no slot was ever made", "type": "server_error"}})
+
     def do_GET(self) -> None:
         ready = time.monotonic() >= self.ready_at
+        if self.mode == "names-no-model" and self.path == "/v1/models":
+            self.answer(503, {"error": {"message": "Loading model", "code": 503}})
+            return
         body = {"data": [{"id": self.alias}]} if self.path == "/v1/models" else {"status": "ok" if ready else "loading"}
+        self.answer(200 if ready else 503, body)
+
+    def answer(self, status: int, body: object) -> None:
         data = json.dumps(body).encode()
-        self.send_response(200 if ready else 503)
+        self.send_response(status)
         self.send_header("Content-Length", str(len(data)))
         self.end_headers()
         self.wfile.write(data)
@@ -78,6 +96,7 @@ def main() -> None:
     if mode == "cuda-oom":
         say(OUT_OF_MEMORY)
         os._exit(1)
+    Handler.mode = mode
     if mode == "stranger":
         Handler.alias = "another-model"
     Handler.ready_at = time.monotonic() + SLOW_SECONDS.get(mode, 0.0)
