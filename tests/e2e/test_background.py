@@ -2,14 +2,20 @@
 
 import json
 import os
+import random
+import shutil
 import signal
 import subprocess
 import sys
+import urllib.parse
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
+import stress_serve
 import tiny_k3
+from fakes.engines import BOTH
 from fakes.place import Place, placed
 from fakes.processes import free_port, is_open, until
 
@@ -108,3 +114,33 @@ def test_sigterm_ends_a_server_that_a_script_started_with_an_ampersand(place: Pl
     os.kill(pid, signal.SIGTERM)
     assert until(lambda: place.left() == [], seconds=20)
     assert until(lambda: not is_open(place.port))
+
+
+@pytest.mark.parametrize("kind", BOTH)
+def test_nothing_stands_between_a_client_and_the_engine(kind: str, place: Place) -> None:
+    """So its throughput is the bare engine's: the port is the engine's own, and it runs the command that was shown."""
+    answer = place.start(kind)
+    server = place.status()
+    engine, supervisor = psutil.Process(server["pid"]), psutil.Process(server["supervisor_pid"])
+    assert urllib.parse.urlsplit(answer["url"]).port == place.port
+    assert place.port in listened(engine)
+    assert listened(supervisor) == set()
+    assert engine.ppid() == supervisor.pid
+    assert engine.cmdline() == answer["command"]
+
+
+def listened(process: psutil.Process) -> set[int]:
+    return {one.laddr.port for one in process.net_connections("tcp") if one.status == psutil.CONN_LISTEN}
+
+
+def test_starts_and_stops_of_every_kind_leave_no_process_and_no_port(model: Path, tmp_path: Path) -> None:
+    """The cycle that scripts/stress_serve.py runs a hundred times; it raises where something is left."""
+    home = tmp_path / "home"  # by which what is left is known
+    shutil.copytree(model, home / "model")
+    dice = random.Random(6)
+    codes = {}
+    for end in (None, *stress_serve.VIOLENT):
+        codes[end], ready = stress_serve.cycle(home / "model", home, "embedded", end, dice.uniform(0.0, 3.0))
+        assert (ready is None) == (end is not None)
+    assert codes[None] == 130
+    assert codes["supervisor"] == -signal.SIGKILL
