@@ -47,7 +47,7 @@ _NAMED: Final = 4
 @output_options
 @click.pass_obj
 def command(app: App, /, *, prompt: str | None, **options: Any) -> int | None:  # noqa: ANN401 -- click's values, see above
-    """Ask PROMPT (``-``: all of stdin) and print the answer; without PROMPT, talk.
+    """Ask PROMPT (- is all of stdin) and print the answer; without PROMPT, talk.
 
     On a terminal the answer is drawn as Markdown while it comes, and the thinking is folded into one line. Elsewhere
     the text goes to stdout as it comes and the thinking to stderr. The whole assistant message, with its thinking and

@@ -90,7 +90,7 @@ def warnings(turn: Turn, limits: Limits, *, max_tokens: int | None) -> tuple[str
 def _more_room(max_tokens: int | None, *, is_full: bool) -> str:
     if is_full:
         return "serve with a larger --context, or /new"
-    return "raise the server's own limit" if max_tokens is None else f"raise --max-tokens {max_tokens}"
+    return "raise the server's own limit" if max_tokens is None else f"raise --max-tokens (now {max_tokens})"
 
 
 def call_lines(call: Mapping[str, Any]) -> tuple[str, ...]:

@@ -1,6 +1,7 @@
 """The conversation loop of ``kimigguf chat``: reads a line, does what it means, shows the answer."""
 
 import contextlib
+import shlex
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -102,6 +103,8 @@ class Chat:
             if self._stops is None:
                 raise
             self._app.show.error(error)
+            if self._conversation.failed is not None or self._conversation.talk.waits_for_an_answer:
+                self._note("(the talk is as it was before; /retry asks again)")
 
     def _said(self, text: str) -> None:
         if open_calls(self._conversation.talk):
@@ -179,7 +182,7 @@ class Chat:
         # What this talk was read from or saved to is its own.
         save_talk(talk, path, overwrite=self._file is not None and path.absolute() == self._file.absolute())
         self._file = path
-        self._note(f"saved to {path}; it goes on with: kimigguf chat --resume {path}")
+        self._app.show.note(f"saved to {path}; it goes on with: kimigguf chat --resume {shlex.quote(str(path))}")
 
     def _turn(self, answer: "Callable[[Watch], Turn]") -> Turn:
         """One answer within the loop."""
@@ -207,7 +210,7 @@ class Chat:
             for line in call_lines(call):
                 show.note(line)
         for warning in warnings(turn, self._limits, max_tokens=self._conversation.max_tokens):
-            show.note(f"warning: {warning}")
+            self._note(f"warning: {warning}", style="none")
         if (said := figures(turn, self._limits)) is not None:
             self._note(said)
         self._tell_open_call()
@@ -219,10 +222,11 @@ class Chat:
             more = f" ({len(calls)} calls are open)" if len(calls) > 1 else ""
             self._note(f"type what {printable(calls[0]['function']['name'])} returns, or /decline{more}")
 
-    def _note(self, text: str) -> None:
-        """One dim line on stderr, unless quiet."""
+    def _note(self, text: str, *, style: str = "dim") -> None:
+        """One line on stderr, unless quiet; on a terminal it is wrapped between words."""
         if self._app.show.mode is not Mode.QUIET:
-            self._app.show.err.print(text, style="dim", markup=False, soft_wrap=True)
+            err = self._app.show.err
+            err.print(text, style=style, markup=False, soft_wrap=not err.is_terminal)
 
 
 def _record(turn: Turn) -> dict[str, Any]:

@@ -4,6 +4,7 @@ What rich would hide or cut is kept: HTML, addresses of links and images, refere
 and words that are wider than their table column.
 """
 
+import re
 from functools import cache
 from typing import TYPE_CHECKING, ClassVar, Final
 
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 
 _LATEX: Final = frozenset("()[]{},;!|%\\")
 """Escaped, these are LaTeX far more often than Markdown: \\(x\\), \\[x\\], \\\\."""
+_DELIMITER: Final = re.compile(r"[ \t|:-]*-[ \t|:-]*")
+_BAR: Final = re.compile(r"(?<!\\)\|")
 _CODE_COLOURS: Final = "ansi_dark"
 """The terminal's own colours, which can be read on light and dark ones."""
 THEME: Final = Theme(
@@ -130,7 +133,7 @@ class _Markdown(markdown.Markdown):
 
     def __init__(self, text: str) -> None:
         super().__init__("", hyperlinks=False)  # an address is shown, not hidden behind its text
-        self.parsed = _parser().parse(text)
+        self.parsed = _parser().parse(with_all_cells(text))
         for token in self.parsed:
             if token.children:
                 token.children = [*_seen(token.children)]
@@ -142,6 +145,30 @@ class _Markdown(markdown.Markdown):
             begun = begun or part != Segment.line()
             if begun:
                 yield part
+
+
+def with_all_cells(text: str) -> str:
+    """The text with its table's head as wide as its widest row: Markdown leaves out the cells that have no head."""
+    lines = text.rstrip("\n").split("\n")
+    head = next((place for place, line in enumerate(lines) if "|" in line and _is_delimiter(lines[place + 1 :])), None)
+    if head is None:
+        return text
+    missing = max(map(_cells, lines[head + 2 :]), default=0) - _cells(lines[head])
+    if missing <= 0:
+        return text
+    lines[head] = lines[head].rstrip().removesuffix("|") + "| " * missing + "|"
+    lines[head + 1] = lines[head + 1].rstrip().removesuffix("|") + "|---" * missing + "|"
+    return "\n".join(lines)
+
+
+def _is_delimiter(lines: list[str]) -> bool:
+    return bool(lines) and "|" in lines[0] and bool(_DELIMITER.fullmatch(lines[0]))
+
+
+def _cells(row: str) -> int:
+    bare = row.strip().removeprefix("|")
+    bare = bare if bare.endswith("\\|") else bare.removesuffix("|")
+    return len(_BAR.findall(bare)) + 1
 
 
 @cache

@@ -215,7 +215,8 @@ def test_a_failure_leaves_the_talk_as_it_was_and_can_be_asked_again(tmp_path: Pa
         screen.until("tokens/s")
         server.hang_up = True
         screen.enter("Two")
-        screen.until("broke off")
+        screen.until("(the talk is as it was before; /retry asks again)")
+        assert "broke off" in screen.text
         server.hang_up, server.status = False, 429
         server.error, server.headers = {"message": "slow down"}, {"Retry-After": "7"}
         screen.enter("/retry")

@@ -129,6 +129,17 @@ def test_a_word_wider_than_its_table_column_is_whole() -> None:
     assert "…" not in seen
 
 
+@pytest.mark.parametrize("head", ["| a | b |\n|---|:-:|", "a | b\n--- | ---"])
+def test_a_row_with_more_cells_than_its_head_is_whole(head: str) -> None:
+    seen = drawn(f"{head}\n| one | two | three | four |\n| five \\| six | seven |")
+    assert seen.split() == [
+        "a",
+        "b",
+        "─" * len(max(seen.split(), key=len)),
+        *["one", "two", "three", "four", "five", "|", "six", "seven"],
+    ]
+
+
 def test_line_ends_and_numbers_of_a_list_stay_and_nothing_fills_the_line() -> None:
     assert drawn("3. one\n   two\n4) three\n") == "3. one\n   two\n4) three\n"
     assert drawn("one\ntwo") == "one\ntwo\n"
