@@ -11,6 +11,8 @@ from typing import Final, TypeAlias
 
 from kimigguf.errors import UsageError
 from kimigguf.probe.basics import BASICS
+from kimigguf.probe.code_items import CODE
+from kimigguf.probe.limits import LIMITS
 from kimigguf.probe.suites import Checker, Exact, Item, JsonSchema, Number, Regex
 from kimigguf.probe.words import ALONE, DAYS, NAMES, TOWNS, WORDS
 
@@ -19,6 +21,12 @@ Made: TypeAlias = tuple[str, Checker]
 Template: TypeAlias = Callable[[random.Random], Made]
 
 _MOST_ATTEMPTS: Final = 20_000
+_TOKENS_A_LINE: Final = 13
+"""Of a needle's text, as K3's and SmolLM2's tokenizers count it, give or take two."""
+NEEDLES: Final[Mapping[str, int]] = {f"needle-{size}k": size * 1000 for size in (1, 2, 4, 8, 16, 32, 60, 120, 250, 500)}
+"""Templates of one fact in a long text, with the tokens of that text."""
+DEPTHS: Final = (0.02, 0.5, 0.98, 0.25, 0.75)
+"""Where the facts of a needle's first five questions stand, then again from the first."""
 
 
 def make(template: str, count: int, seed: int) -> tuple[Item, ...]:
@@ -27,23 +35,31 @@ def make(template: str, count: int, seed: int) -> tuple[Item, ...]:
     Raises:
         UsageError: ``bad-suite`` for a template that there is not.
     """
-    if template not in TEMPLATES:
+    known = {**TEMPLATES, **NEEDLES}
+    if template not in known:
         raise UsageError(
-            f"there is no template {template!r}", code="bad-suite", hint="there are: " + ", ".join(sorted(TEMPLATES))
+            f"there is no template {template!r}", code="bad-suite", hint="there are: " + ", ".join(sorted(known))
         )
-    category, draw = TEMPLATES[template]
     made: dict[str, Checker] = {}
     for attempt in range(_MOST_ATTEMPTS):
         if len(made) == count:
             break
-        prompt, check = draw(random.Random(f"{seed}/{template}/{attempt}"))  # noqa: S311 -- questions, not secrets
+        chance = random.Random(f"{seed}/{template}/{attempt}")  # noqa: S311 -- questions, not secrets
+        prompt, check = _draw(template, chance, attempt)
         made.setdefault(prompt, check)
     if len(made) < count:
         raise UsageError(f"{template} has no {count} different questions", code="bad-suite", hint="ask for fewer")
+    category = "long context" if template in NEEDLES else TEMPLATES[template][0]
     return tuple(
         Item(id=f"{template}-{number}", prompt=prompt, check=check, category=category)
         for number, (prompt, check) in enumerate(made.items(), 1)
     )
+
+
+def _draw(template: str, chance: random.Random, attempt: int) -> Made:
+    if template in NEEDLES:
+        return needle(chance, NEEDLES[template], DEPTHS[attempt % len(DEPTHS)])
+    return TEMPLATES[template][1](chance)
 
 
 def _product(chance: random.Random) -> Made:
@@ -189,14 +205,14 @@ def _trace(chance: random.Random) -> Made:
     return f"What does this Python program print? {ALONE}\ntotal = 0\n{loop}\nprint(total)", Number(value=total)
 
 
-def _needle(chance: random.Random) -> Made:
-    """One fact in a long text of invented log lines, at a random depth."""
+def needle(chance: random.Random, tokens: int, depth: float) -> Made:
+    """One fact in a text of about ``tokens`` tokens of invented log lines, at ``depth`` of it (0 is its beginning)."""
     lines = [
         f"{chance.choice(TOWNS)} station reports {chance.randint(10, 99)} crates of {chance.choice(WORDS)} in store."
-        for _ in range(chance.choice((40, 120, 240)))
+        for _ in range(tokens // _TOKENS_A_LINE)
     ]
     word, code = chance.choice(WORDS), chance.randint(10_000, 99_999)
-    lines.insert(chance.randrange(len(lines)), f"The code of the {word} vault is {code}.")
+    lines.insert(round(depth * len(lines)), f"The code of the {word} vault is {code}.")
     text = "\n".join(lines)
     return f"{text}\n\nWhat is the code of the {word} vault? {ALONE}", Number(value=code)
 
@@ -234,9 +250,10 @@ TEMPLATES: Final[Mapping[str, tuple[str, Template]]] = {
     "record": ("json", _record),
     "totals": ("json", _totals),
     "table": ("extraction", _table),
-    "needle": ("long context", _needle),
     "trace": ("code", _trace),
     "language": ("languages", _language),
     **BASICS,
+    **CODE,
+    **LIMITS,
 }
 """Every template with its category."""

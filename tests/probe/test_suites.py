@@ -7,12 +7,13 @@ import pytest
 from kimigguf import profile_files
 from kimigguf.errors import UsageError
 from kimigguf.probe.checkers import right
-from kimigguf.probe.suites import Exact, Item, JsonSchema, Number, load_suite
+from kimigguf.probe.sandbox import closed, run_test
+from kimigguf.probe.suites import Exact, Item, JsonSchema, Number, PythonTest, load_suite
 
 
-def test_the_quick_suite_has_thirty_checked_items_and_ids_of_their_own() -> None:
+def test_the_quick_suite_has_more_than_thirty_checked_items_and_ids_of_their_own() -> None:
     suite = load_suite("quick", {})
-    assert len(suite.items) == 30
+    assert len(suite.items) == 32
     assert all(item.check is not None for item in suite.items)
     assert re.fullmatch(r"[0-9a-f]{64}", suite.sha256)
 
@@ -35,7 +36,35 @@ _WRONG = {
 }
 
 
-@pytest.mark.parametrize("item", load_suite("quick", {}).items, ids=lambda item: item.id)
+_PROGRAMS = {
+    "code-longest-run": (
+        "import itertools as i\ndef longest_run(text): return max((len([*g]) for _, g in i.groupby(text)), default=0)",
+        "def longest_run(text): return len(text)",
+    ),
+    "code-merge-spans": (
+        """def merge(spans):
+    out = []
+    for a, b in sorted(spans):
+        if out and a <= out[-1][1]: out[-1] = (out[-1][0], max(b, out[-1][1]))
+        else: out.append((a, b))
+    return out""",
+        "def merge(spans): return sorted(spans)",
+    ),
+}
+
+
+@pytest.mark.skipif(closed() is not None, reason=str(closed()))
+@pytest.mark.parametrize("name", _PROGRAMS)
+def test_a_quick_program_is_right_or_wrong_by_what_it_does(name: str) -> None:
+    check = next(item.check for item in load_suite("quick", {}).items if item.id == name)
+    assert isinstance(check, PythonTest)
+    assert [run_test(code, check.code).passed for code in _PROGRAMS[name]] == [True, False]
+
+
+_BY_TEXT = [item for item in load_suite("quick", {}).items if not isinstance(item.check, PythonTest)]
+
+
+@pytest.mark.parametrize("item", _BY_TEXT, ids=lambda item: item.id)
 def test_every_quick_item_passes_a_right_answer_and_fails_a_wrong_one(item: Item) -> None:
     match item.check:
         case Exact(value=value, values=values):
@@ -82,6 +111,9 @@ def test_a_suite_of_ones_own_is_a_few_lines_of_toml_or_jsonl(tmp_path: Path) -> 
         ),
         (f'{_ITEM}check = {{ kind = "json-schema", schema = {{ type = "objekt" }} }}\n', "schema"),
         ('name = "x"\n[[items]]\nid = "a"\nprompt = "b"\npromt = "c"\n', "promt"),
+        (f'{_ITEM}check = {{ kind = "python-test", code = "assert (" }}\n', "no Python"),
+        (f'{_ITEM}check = {{ kind = "python-test", code = " " }}\n', "no code"),
+        (f'{_ITEM}check = {{ kind = "rubric", rubric = "" }}\n', "rubric is empty"),
         ('name = "x"\n[[items]]\nid = "a"\nmessages = [{ role = "assistant", content = "b" }]\n', "needs a prompt"),
     ],
 )
@@ -106,6 +138,7 @@ def test_an_unknown_suite_names_those_there_are() -> None:
 def test_every_shipped_suite_loads() -> None:
     assert [load_suite(name, {}).name for name in profile_files.names("suites", {})] == [
         "basics",
+        "long",
         "quick",
         "standard",
         "tools",

@@ -13,7 +13,7 @@ from kimigguf.probe.checkers import call_valid, calls_right, said
 from kimigguf.probe.client import Asker, Settings
 from kimigguf.probe.intervals import Verdict
 from kimigguf.probe.session import Request, probe
-from kimigguf.probe.suites import Item, Tool, ToolCalls, WantedCall, load_suite
+from kimigguf.probe.suites import Exact, Item, Number, Tool, ToolCalls, ToolResult, WantedCall, load_suite
 from kimigguf.probe.triggers import Triggers
 
 TIMER = Tool(
@@ -31,6 +31,10 @@ def reply(*calls: tuple[str, str], content: str = "") -> Reply:
         prompt_tokens=None, completion_tokens=None, first_token_seconds=None, seconds=1.0, max_tokens=None,
         calls=tuple(MadeCall(name=name, arguments=arguments) for name, arguments in calls),
     )  # fmt: skip
+
+
+def made_of(result: ToolResult) -> MadeCall:
+    return MadeCall(name=result.name, arguments=json.dumps(dict(result.arguments or {})))
 
 
 @pytest.mark.parametrize(
@@ -82,9 +86,13 @@ def test_tools_are_declared_and_calls_put_together_from_their_pieces() -> None:
 
 def test_the_shipped_suite_gives_its_tools_to_every_item() -> None:
     suite = load_suite("tools", {})
-    assert len(suite.items) == 20
+    loops = [item for item in suite.items if item.results]
+    assert (len(suite.items), len(loops)) == (26, 6)
     assert {len(item.tools) for item in suite.items} == {3}
     for item in suite.items:
+        if item.results:
+            assert all(call_valid(made_of(result), item.tools) for result in item.results)
+            continue
         assert isinstance(item.check, ToolCalls)
         wanted = [(call.name, json.dumps(dict(call.arguments or {}))) for call in item.check.calls]
         assert calls_right(item.check, item.tools, reply(*wanted, content="" if wanted else "Oslo."))
@@ -101,11 +109,17 @@ def test_a_call_of_a_tool_that_there_is_not_is_refused(tmp_path: Path) -> None:
 
 def test_a_candidate_whose_calls_come_as_text_is_found(tmp_path: Path) -> None:
     """K3's own failure: the markers of a tool call in the content, and no call."""
-    answers = {item.conversation[-1].content: item.check for item in load_suite("tools", {}).items}
+    items = {item.conversation[-1].content: item for item in load_suite("tools", {}).items}
 
     def good(body: dict[str, Any], _number: int) -> Say:
-        check = answers[body["messages"][-1]["content"]]
-        assert isinstance(check, ToolCalls)
+        item = items[body["messages"][0]["content"]]
+        check = item.check
+        if item.results and len(body["messages"]) == 1:
+            calls = tuple((call.name, call.arguments) for call in map(made_of, item.results))
+            return Say(calls=calls, finish_reason="tool_calls")
+        if not isinstance(check, ToolCalls):
+            assert isinstance(check, Number | Exact)
+            return Say(content=str(check.value))
         made = tuple((call.name, json.dumps(dict(call.arguments or {}))) for call in check.calls)
         return Say(content="" if made else "Gladly.", calls=made, finish_reason="tool_calls" if made else "stop")
 
@@ -120,7 +134,7 @@ def test_a_candidate_whose_calls_come_as_text_is_found(tmp_path: Path) -> None:
     ours, theirs = found.scores.arms[0], found.scores.arms[1]
     assert (found.scores.triggers.recall, found.scores.triggers.f1) == (0.0, 0.0)
     assert found.answer["tool_triggers_noise"]["f1"] == 1.0
-    assert (ours.right, ours.calls_made, theirs.right, theirs.calls_valid, theirs.calls_made) == (6, 0, 20, 18, 18)
+    assert (ours.right, ours.calls_made, theirs.right, theirs.calls_valid, theirs.calls_made) == (6, 0, 26, 31, 31)
 
 
 @pytest.mark.parametrize(
