@@ -154,6 +154,7 @@ def _make(job: Job, environ: Mapping[str, str], listen: Listener) -> Record:
     try:
         if own or not _run_tool(job, plan, environ, listen):
             _write(job.part, plan, listen)
+        listen(Step(text="waiting until all of it is on the disk, then holding it against the shards"))
         _to_disk(job.part)
         try:
             digest = check(job.part, plan, listen)
