@@ -1,6 +1,7 @@
 """The bridge under the real `ollama` client: in front of a stand-in engine, and of a real one with the tiny K3."""
 
 import json
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -13,6 +14,7 @@ import pytest
 import tiny_k3
 import uvicorn
 from fakes.openai_endpoint import Endpoint, Refuse, Say, serve
+from fakes.openai_server import Script, answering
 from fakes.processes import free_port
 from fakes.served import plan_for, served, small_model
 from ollama import Client, ResponseError
@@ -24,10 +26,11 @@ HELLO = [{"role": "user", "content": "Hello"}]
 
 
 @contextmanager
-def bridged(upstream: str) -> Iterator[Client]:
+def bridged(upstream: str, tell: Callable[[str], None] = lambda _text: None) -> Iterator[Client]:
     """The real client of a bridge in front of ``upstream``."""
     port = free_port()
-    config = uvicorn.Config(Bridge(upstream).app(), host="127.0.0.1", port=port, log_level="error")
+    app = Bridge(upstream, tell=tell).app()
+    config = uvicorn.Config(app, host="127.0.0.1", port=port, log_level="error")
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run)
     thread.start()
@@ -42,8 +45,10 @@ def bridged(upstream: str) -> Iterator[Client]:
 
 
 @contextmanager
-def both(answer: Callable[[dict[str, Any], int], Say | Refuse]) -> Iterator[tuple[Client, Endpoint]]:
-    with serve(answer, models=("kimi-k3",)) as engine, bridged(engine.url) as client:
+def both(
+    answer: Callable[[dict[str, Any], int], Say | Refuse], *, tell: Callable[[str], None] = print, embeds: bool = False
+) -> Iterator[tuple[Client, Endpoint]]:
+    with serve(answer, models=("kimi-k3",), embeds=embeds) as engine, bridged(engine.url, tell) as client:
         yield client, engine
 
 
@@ -179,6 +184,141 @@ def test_an_answer_that_breaks_off_is_an_error_and_no_end() -> None:
             client.chat("kimi-k3", HELLO)
         with pytest.raises(ResponseError, match="broke off"):
             list(client.chat("kimi-k3", HELLO, stream=True))
+
+
+def test_an_error_amid_the_answer_is_ollamas_error_line_with_the_engines_words() -> None:
+    script = Script(deltas=[{"content": "It is"}], cut=True)
+    with answering(script) as engine, bridged(engine.url) as client:
+        parts: list[Any] = []
+        with pytest.raises(ResponseError, match="device lost"):
+            parts.extend(client.chat("kimi-k3", HELLO, stream=True))
+        with pytest.raises(ResponseError, match="device lost") as error:
+            client.chat("kimi-k3", HELLO)
+        assert error.value.status_code == 500
+        url = str(client._client.base_url)
+        lines = httpx.post(f"{url}/api/chat", json={"model": "kimi-k3", "messages": HELLO}).text.splitlines()
+    assert json.loads(lines[0])["message"]["content"] == "It is"
+    assert json.loads(lines[-1]) == {"error": "device lost"}
+
+
+def test_what_a_request_does_not_get_stands_in_a_header_and_is_told_once() -> None:
+    told: list[str] = []
+    options = {"num_gpu": 5, "temperature": 0.1}
+    body = {"model": "kimi-k3", "messages": HELLO, "options": options, "keep_alive": "5m"}
+    with both(lambda _body, _n: Say(content="Hi."), tell=told.append) as (client, _):
+        url = f"{client._client.base_url}/api/chat"
+        answers = [httpx.post(url, json=body | more) for more in ({}, {"stream": False})]
+        plain = httpx.post(url, json={"model": "kimi-k3", "messages": HELLO})
+    for answer in answers:
+        header = answer.headers["X-Kimigguf-Unheeded"]
+        assert "options.num_gpu: settled when the engine was started" in header
+        assert "keep_alive" in header
+        assert "temperature" not in header
+    assert "X-Kimigguf-Unheeded" not in plain.headers
+    assert [text.partition(" sent ")[2].partition(":")[0] for text in told] == ["options.num_gpu", "keep_alive"]
+
+
+def test_embeddings_come_as_ollama_gives_them_new_and_old() -> None:
+    with both(lambda _body, _n: Say(), embeds=True) as (client, _):
+        assert "embedding" in (client.show("kimi-k3").capabilities or ())
+        found = client.embed("kimi-k3", ["a", "bb"])
+        assert [list(vector) for vector in found.embeddings] == [[pytest.approx(n / 13) for n in (3, 4, 12)]] * 2
+        assert found.prompt_eval_count == 3
+        assert list(client.embed("kimi-k3", "a", dimensions=2).embeddings[0]) == [
+            pytest.approx(0.6),
+            pytest.approx(0.8),
+        ]
+        assert list(client.embeddings("kimi-k3", "bb").embedding) == [6, 8, 24]
+        assert client.embed("kimi-k3", "").embeddings == []
+
+
+def test_no_embeddings_says_how_to_get_them() -> None:
+    with both(lambda _body, _n: Say()) as (client, _):
+        assert "embedding" not in (client.show("kimi-k3").capabilities or ())
+        with pytest.raises(ResponseError, match=r"--ollama-api -- --embeddings --pooling last"):
+            client.embed("kimi-k3", "a")
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("begun", [True, False])
+def test_a_client_that_leaves_ends_what_the_engine_does_for_it(stream: bool, begun: bool) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as engine, bridged(f"http://127.0.0.1:{address(engine)[1]}") as client:
+        url = client._client.base_url
+        engine.settimeout(10)
+        with socket.create_connection((url.host, url.port or 0)) as asking:
+            body = json.dumps({"model": "kimi-k3", "messages": HELLO, "stream": stream}).encode()
+            head = f"POST /api/chat HTTP/1.1\r\nHost: {url.host}\r\nContent-Length: {len(body)}\r\n\r\n"
+            asking.sendall(head.encode() + body)
+            models = engine.accept()[0]
+            with models:
+                models.recv(65536)
+                models.sendall(b'HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n{"data":[{"id":"kimi-k3"}]}')
+            chat = engine.accept()[0]
+            chat.settimeout(10)
+            got = chat.recv(65536)
+            if begun:
+                event = b'data: {"choices":[{"delta":{"content":"Hi"}}]}\n\n'
+                chat.sendall(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n" + event)
+                if stream:
+                    assert b"200 OK" in asking.recv(65536)
+        with chat:
+            while got and b"Hello" not in got:
+                got = chat.recv(65536)
+            assert hung_up(chat)
+
+
+def address(listening: socket.socket) -> tuple[str, int]:
+    host, port = listening.getsockname()
+    return host, port
+
+
+def hung_up(connection: socket.socket) -> bool:
+    """Whether the other side closes it, which must come within the time that the socket has."""
+    try:
+        while connection.recv(65536):
+            pass
+    except ConnectionResetError:
+        pass
+    return True
+
+
+@pytest.mark.parametrize(
+    ("data", "status"),
+    [(b"{x", 400), (b"[1]", 400), (b"", 400), (b'{"model": "kimi-k3", "messages": [{"content": "x"}]}', 400)],
+    ids=["not-json", "no-object", "empty", "no-role"],
+)
+def test_a_malformed_request_is_refused_in_ollamas_shape(data: bytes, status: int) -> None:
+    with both(lambda _body, _n: Say(content="Hi.")) as (client, _):
+        reply = httpx.post(f"{client._client.base_url}/api/chat", content=data)
+    assert reply.status_code == status
+    assert reply.json()["error"]
+
+
+def test_a_call_that_ollama_has_and_the_bridge_has_not_is_refused_in_its_shape() -> None:
+    with both(lambda _body, _n: Say(content="Hi.")) as (client, _):
+        reply = httpx.post(f"{client._client.base_url}/api/experimental", json={})
+    assert reply.status_code == 404
+    assert "/api/experimental" in reply.json()["error"]
+
+
+def test_a_page_of_this_machine_may_read_the_answers() -> None:
+    with both(lambda _body, _n: Say(content="Hi.")) as (client, _):
+        url = f"{client._client.base_url}/api/chat"
+        asked = {"Origin": "http://localhost:3000", "Access-Control-Request-Method": "POST"}
+        before = httpx.options(url, headers=asked | {"Access-Control-Request-Headers": "content-type"})
+        assert before.status_code == 200
+        reply = httpx.post(url, json={"model": "kimi-k3", "messages": HELLO}, headers={"Origin": asked["Origin"]})
+    assert before.headers["Access-Control-Allow-Origin"] == reply.headers["Access-Control-Allow-Origin"]
+
+
+def test_the_model_is_asked_for_once_in_a_while_and_at_once_where_a_name_is_new() -> None:
+    with both(lambda _body, _n: Say(content="Hi.")) as (client, engine):
+        client.chat("kimi-k3", HELLO)
+        engine.models = ("other",)
+        assert client.chat("kimi-k3", HELLO).message.content == "Hi."
+        assert client.chat("other", HELLO).message.content == "Hi."
+        with pytest.raises(ResponseError, match="other:latest"):
+            client.chat("kimi-k3", HELLO)
 
 
 def test_an_engine_that_is_not_there_is_502() -> None:
