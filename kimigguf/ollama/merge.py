@@ -119,11 +119,13 @@ def _is(path: Path, record: Record) -> bool:
 def merge(job: Job, environ: Mapping[str, str], listen: Listener) -> Record:
     """Merge the set, or go on where it was interrupted; afterwards ``job.whole`` holds it.
 
+    In a set of ours this holds the set's own lock: nobody repairs or removes shards that are being merged.
+
     Raises:
         IntegrityError: ``merge-differs``: what was written is not what the shards hold; it is removed then.
         MachineError: ``disk-full``, ``cannot-write``, ``set-busy``.
     """
-    with hold(job.folder / "merge.lock", what=f"the merging of {job.name}", wait=False, listen=listen):
+    with hold(job.folder / "lock", what=f"{job.name} in {job.folder.parent}", wait=False, listen=listen):
         record = job.record()
         if record is not None and _is(job.part, record):
             job.part.replace(job.whole)  # interrupted between the last two steps

@@ -37,7 +37,7 @@ def progress(said: list[Event], activity: str) -> list[int]:
 def is_record_of(record: Record, job: Job) -> None:
     data = job.whole.read_bytes()
     assert (record.size_bytes, record.sha256) == (len(data), hashlib.sha256(data).hexdigest())
-    assert sorted(path.name for path in job.folder.iterdir()) == ["UD-IQ1_S.gguf", "UD-IQ1_S.json", "merge.lock"]
+    assert sorted(path.name for path in job.folder.iterdir()) == ["UD-IQ1_S.gguf", "UD-IQ1_S.json", "lock"]
 
 
 def test_the_merged_file_holds_every_key_and_tensor_of_the_shards(job: Job) -> None:
