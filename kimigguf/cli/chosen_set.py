@@ -1,14 +1,11 @@
 """The set that verify, repair and remove work on, and commands about it that can be pasted."""
 
-import os
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from kimigguf.cli.app import App
-from kimigguf.cli.models_option import stored_set
-from kimigguf.errors import UsageError
 
 if TYPE_CHECKING:
     from kimigguf.download.store import StoredSet
@@ -45,25 +42,21 @@ class Wanted:
 
 
 def chosen_set(app: App, wanted: Wanted, *, fetch: bool = True) -> "StoredSet":
-    """The set that is wanted. ``fetch``: whether one that is not here could be fetched instead.
+    """The set that is wanted, as it lies here. ``fetch``: whether one that is not here could be fetched instead.
 
     Raises:
-        UsageError: ``no-such-file`` for a path that leads nowhere, ``not-downloaded``, and as ``stored_set`` has it.
-        IntegrityError: As ``stored_set`` has it.
+        UsageError: ``unknown-quant``, ``no-such-file``, and what else is wrong with a path.
+        IntegrityError: ``not-downloaded``, ``bad-manifest``, or the files are no set.
     """
-    if _is_path(wanted.text) and not os.path.exists(wanted.text):  # noqa: PTH110 -- Path.exists raises where a folder above cannot be read
-        raise UsageError(f"there is no file or folder {wanted.text}", code="no-such-file")
-    try:
-        return stored_set(app, wanted.text, wanted.models_dir, wanted.model_name)
-    except UsageError as error:
-        if error.code != "not-downloaded":
-            raise
-        # `list` knows no --model: it shows what every model has here.
-        here = Wanted(text=wanted.text, models_dir=wanted.models_dir, model_name=DEFAULT_MODEL).command("list")
-        hint = wanted.again("download") if fetch else here
-        raise UsageError(error.message, code=error.code, cause=error.cause, hint=hint) from error
+    from kimigguf.download.named import CatalogueTarget, look_for, not_here, target_of
+    from kimigguf.download.store import models_dir
 
-
-def _is_path(text: str) -> bool:
-    """Whether a text can only be a path: no quant has a slash in its name, or ends like a file."""
-    return "/" in text or os.sep in text or text.lower().endswith(".gguf")
+    target = target_of(wanted.text, app.environ, model=wanted.model_name)
+    models = models_dir(app.environ, wanted.models_dir)
+    match look_for(target, models):
+        case CatalogueTarget(quant=quant):
+            # `list` knows no --model: it shows what every model has here.
+            here = Wanted(text=wanted.text, models_dir=wanted.models_dir, model_name=DEFAULT_MODEL).command("list")
+            raise not_here(quant.name, models, hint=wanted.again("download") if fetch else here)
+        case stored:
+            return stored

@@ -1,5 +1,6 @@
 """Which model a command means by ``QUANT|PATH``: its memory facts from files, the hub's headers or the catalogue."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -44,72 +45,36 @@ def resolve(
 
     Raises:
         UsageError: ``unknown-quant``, or a path that is no model.
-        IntegrityError: A set that is damaged, mixed or incomplete.
+        IntegrityError: A set that is damaged or mixed, or a path to one that is incomplete.
         NetworkError: The hub did not answer.
     """
-    from kimigguf.catalogue.profiles import find_quant, load_model
-    from kimigguf.download.store import locate
+    from kimigguf.download.named import CatalogueTarget, present, target_of
     from kimigguf.download.store import models_dir as configured_models_dir
 
-    if _is_path(text):
-        return _from_path(Path(text).expanduser())
-    profile = load_model(environ=app.environ)
-    try:
-        quant = find_quant(profile, text)
-    except UsageError:
-        if Path(text).exists():
-            return _from_path(Path(text))
-        raise
-    folder = configured_models_dir(app.environ, models_dir)
-    stored = locate(folder, quant, repository=profile.repository.id) if folder.is_dir() else None
-    if stored is not None and stored.done_bytes == stored.size_bytes:
-        return _from_stored(stored, quant)
-    if ask_hub:
-        return _from_hub(app, profile, quant, listen)
-    return _from_catalogue(profile, quant)
+    target = target_of(text, app.environ)
+    match present(target, configured_models_dir(app.environ, models_dir)):
+        case CatalogueTarget(profile=profile, quant=quant) if ask_hub:
+            return _from_hub(app, profile, quant, listen)
+        case CatalogueTarget(profile=profile, quant=quant):
+            return _from_catalogue(profile, quant)
+        case stored:
+            return _from_stored(stored, app.environ)
 
 
-def _is_path(text: str) -> bool:
-    return "/" in text or text.endswith(".gguf") or text in {".", ".."}
-
-
-def _from_path(path: Path) -> Target:
-    from kimigguf.gguf_file.shards import find_set, read_set
-    from kimigguf.memory.model import ModelSpec
-    from kimigguf.placement.plan import planned_model
-
-    files = find_set(path)
-    shards = read_set(files)
-    folder = str(files[0].parent.absolute())
-    return Target(
-        spec=ModelSpec.from_shards(shards),
-        model=planned_model(shards, folder=folder),
-        quant=None,
-        shards=shards,
-        source=f"the headers of {len(files)} file(s) in {folder}",
-    )
-
-
-def _from_stored(stored: "StoredSet", quant: "Quant") -> Target:
+def _from_stored(stored: "StoredSet", environ: Mapping[str, str]) -> Target:
+    from kimigguf.catalogue.profiles import load_model
+    from kimigguf.engines.prepare import model_of
     from kimigguf.gguf_file.shards import read_set
     from kimigguf.memory.model import ModelSpec
-    from kimigguf.placement.plan import planned_model
 
     shards = read_set(tuple(file.path for file in stored.files))
-    manifest = stored.manifest
+    quants = load_model(environ=environ).quants if stored.quant is not None else ()
     return Target(
         spec=ModelSpec.from_shards(shards),
-        model=planned_model(
-            shards,
-            folder=str(stored.folder.absolute()),
-            quant=quant.name,
-            repository=manifest.repository if manifest else None,
-            commit=manifest.commit if manifest else None,
-            sha256={file.name: file.sha256 for file in stored.files},
-        ),
-        quant=quant,
+        model=model_of(stored, shards),
+        quant=next((quant for quant in quants if quant.name == stored.quant), None),
         shards=shards,
-        source=f"the headers of {len(stored.files)} downloaded files",
+        source=f"the headers of {len(stored.files)} file(s) in {stored.folder.absolute()}",
     )
 
 

@@ -1,71 +1,38 @@
 """From what a user names to a plan on whole files: find or fetch the set, verify it, plan it for this machine."""
 
-import os
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from kimigguf.catalogue.profiles import find_quant, load_model
-from kimigguf.catalogue.quants import EngineNeed, ModelProfile, Quant
-from kimigguf.download.store import FileState, SetState, StoredSet, locate, look, stored_at
+from kimigguf.catalogue.quants import ModelProfile, Quant
+from kimigguf.download import named
+from kimigguf.download.named import CatalogueTarget, Target
+from kimigguf.download.store import FileState, SetState, StoredSet, look
 from kimigguf.errors import IntegrityError, NetworkError, UsageError
 from kimigguf.events import Listener, Notice, Step, ignore
 from kimigguf.hardware.snapshot import Machine
 from kimigguf.memory.model import ModelSpec
 from kimigguf.memory.settings import Settings
 from kimigguf.placement.place import Shortfall
-from kimigguf.placement.plan import Plan, PlannedFile, check_context, plan_for, planned_model
+from kimigguf.placement.plan import Plan, PlannedFile, PlannedModel, check_context, plan_for, planned_model
+
+if TYPE_CHECKING:
+    from kimigguf.gguf_file.shards import ShardSet
 
 DEFAULT_CONTEXT_TOKENS: Final = 32768
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CatalogueTarget:
-    """A quant of the catalogue."""
-
-    profile: ModelProfile
-    quant: Quant
-
-    @property
-    def need(self) -> EngineNeed:
-        return self.quant.engine
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PathTarget:
-    """Files on this machine: any shard of a set, a single file, or a folder."""
-
-    path: Path
-
-    @property
-    def need(self) -> None:
-        return None
-
-
-Target = CatalogueTarget | PathTarget
-
-
 def target_of(text: str, environ: Mapping[str, str]) -> Target:
-    """What the user means: a path if it looks like one or nothing else fits, else a quant's name.
+    """What the user means, if it can be served.
 
     Raises:
         UsageError: ``unknown-quant`` with the nearest names, ``model-unsupported``.
     """
-    if text.endswith(".gguf") or os.sep in text or text.startswith(("~", ".")):
-        return PathTarget(path=Path(text).expanduser())
-    profile = load_model(environ=environ)
-    try:
-        quant = find_quant(profile, text)
-    except UsageError:
-        if Path(text).exists():
-            return PathTarget(path=Path(text))
-        raise
-    if profile.unsupported_reason:
-        raise UsageError(
-            f"{profile.title} cannot be served", code="model-unsupported", cause=profile.unsupported_reason
-        )
-    return CatalogueTarget(profile=profile, quant=quant)
+    target = named.target_of(text, environ)
+    if isinstance(target, CatalogueTarget) and (reason := target.profile.unsupported_reason):
+        raise UsageError(f"{target.profile.title} cannot be served", code="model-unsupported", cause=reason)
+    return target
 
 
 def obtain(
@@ -86,46 +53,16 @@ def obtain(
         NetworkError: The hub cannot be reached; the hint says what works without it.
         UsageError, MachineError: As ``find_set`` and ``download`` have it.
     """
-    match target:
-        case PathTarget(path=path):
-            return complete(stored_at(path))
-        case CatalogueTarget(profile=profile, quant=quant):
-            stored = locate(models, quant, repository=profile.repository.id)
-            if stored is not None and stored.state is not SetState.PARTIAL:
-                return complete(stored)
-            if may_download:
-                return _fetch(profile, quant, models, environ, listen, told=told)
-            if stored is None:
-                raise IntegrityError(
-                    f"{quant.name} is not on this machine",
-                    code="not-downloaded",
-                    cause=f"nothing of it lies in {models}, and --no-download forbids fetching it",
-                    hint=f"kimigguf download {quant.name}",
-                )
-            return complete(stored)
-
-
-def complete(stored: StoredSet) -> StoredSet:
-    """The set if no shard is missing or of the wrong size: what a look can tell, before anything is hashed."""
-    bad = [file for file in stored.files if file.state not in {FileState.VERIFIED, FileState.UNVERIFIED}]
-    if not bad:
-        return stored
-    first = bad[0]
-    others = f" (and {len(bad) - 1} more)" if len(bad) > 1 else ""
-    fix = f"kimigguf download {stored.quant}" if stored.quant else "fetch it again from where the others came from"
-    if first.state is FileState.WRONG_SIZE:
-        raise IntegrityError(
-            f"{first.name} is damaged{others}",
-            code="damaged-shard",
-            cause=f"it should have {first.size_bytes:,} bytes",
-            hint=fix,
-        )
-    raise IntegrityError(
-        f"{first.name} is missing{others}",
-        code="missing-shard",
-        cause=f"{first.done_bytes:,} of {first.size_bytes:,} bytes are in {stored.folder}",
-        hint=fix,
-    )
+    match named.present(target, models):
+        case StoredSet() as whole:
+            return whole
+        case CatalogueTarget(profile=profile, quant=quant) if may_download:
+            return _fetch(profile, quant, models, environ, listen, told=told)
+        case CatalogueTarget(quant=quant):
+            if isinstance(part := named.look_for(target, models), StoredSet):
+                return named.complete(part)
+            forbidden = ", and --no-download forbids fetching it"
+            raise named.not_here(quant.name, models, hint=f"kimigguf download {quant.name}", because=forbidden)
 
 
 def _fetch(
@@ -212,8 +149,14 @@ def plan_on(
     spec = ModelSpec.from_shards(shards)
     if context_tokens is None:
         context_tokens = min(DEFAULT_CONTEXT_TOKENS, spec.context_max_tokens or DEFAULT_CONTEXT_TOKENS)
+    wanted = replace(settings, context_tokens=context_tokens)
+    return plan_for(spec, machine, wanted, model=model_of(stored, shards))
+
+
+def model_of(stored: StoredSet, shards: "ShardSet") -> PlannedModel:
+    """A set on disk, whose headers are ``shards``, as a plan names it."""
     manifest = stored.manifest
-    model = planned_model(
+    return planned_model(
         shards,
         folder=str(stored.folder.absolute()),
         quant=stored.quant,
@@ -221,8 +164,6 @@ def plan_on(
         commit=manifest.commit if manifest else None,
         sha256={file.name: file.sha256 for file in stored.files},
     )
-    wanted = replace(settings, context_tokens=context_tokens)
-    return plan_for(spec, machine, wanted, model=model)
 
 
 def planned_files(stored: StoredSet) -> tuple[PlannedFile, ...]:

@@ -155,9 +155,9 @@ def test_dry_run_says_no_when_the_disk_is_too_small(house: House, monkeypatch: p
         (("download", "UD-Q2_K_XL"), 2, "quant-not-there", "UD-IQ1_M"),
         (("download", "UD-IQ1_M", "--limit-rate", "50M"), 2, "ambiguous-size", "50MB"),
         (("download", "UD-IQ1_M", "--revision", "nope"), 2, "unknown-revision", "commits"),
-        (("verify", "UD-IQ1_M"), 2, "not-downloaded", "kimigguf download UD-IQ1_M"),
+        (("verify", "UD-IQ1_M"), 5, "not-downloaded", "kimigguf download UD-IQ1_M"),
         (("verify", "/does/not/exist"), 2, "no-such-file", "no file or folder"),
-        (("remove", "--yes", "UD-IQ1_M"), 2, "not-downloaded", "kimigguf list"),
+        (("remove", "--yes", "UD-IQ1_M"), 5, "not-downloaded", "kimigguf list"),
     ],
 )
 def test_bad_input_is_answered_with_what_to_do(

@@ -87,8 +87,8 @@ def test_a_foreign_set_is_refused_at_once_and_not_after_a_yes(desk: Desk, tiny: 
 
 
 def test_what_is_not_here_is_not_offered_for_download_by_remove(desk: Desk) -> None:
-    assert desk.error("remove", "--yes", "UD-IQ1_M", code=2)["hint"] == "kimigguf list"
-    error = desk.error("remove", "UD-IQ1_M", "--models-dir", "a b", code=2)
+    assert desk.error("remove", "--yes", "UD-IQ1_M", code=5)["hint"] == "kimigguf list"
+    error = desk.error("remove", "UD-IQ1_M", "--models-dir", "a b", code=5)
     assert (error["code"], error["hint"]) == ("not-downloaded", "kimigguf list --models-dir 'a b'")
 
 
@@ -119,7 +119,7 @@ def test_a_word_that_is_no_path_is_still_held_against_the_quants(desk: Desk) -> 
 
 @pytest.mark.parametrize("command", ["verify", "repair"])
 def test_the_command_that_fetches_keeps_the_models_folder(desk: Desk, command: str) -> None:
-    error = desk.error(command, "UD-IQ1_M", "--models-dir", "a b", code=2)
+    error = desk.error(command, "UD-IQ1_M", "--models-dir", "a b", code=5)
     assert error["hint"] == "kimigguf download --models-dir 'a b' UD-IQ1_M"
 
 
