@@ -100,8 +100,10 @@ def test_ctrl_c_stops_an_answer_and_keeps_what_came(tmp_path: Path) -> None:
         screen.until("Second.")
         screen.enter(f"/save {tmp_path / 'talk.json'}")
         screen.until("saved to")
+        screen.prompt(4)
         screen.send("\x03")
         screen.until("Ctrl-C again")
+        screen.prompt(5)
         screen.send("\x03")
         assert screen.ended() == 0
     assert server.gone.wait(10)  # the server was told to stop
