@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from kimigguf.engines.doctor import Finding
+    from kimigguf.engines.registry import Entry
 
 _MAX_LOG_BYTES: Final = 64 << 20
 
@@ -27,19 +28,22 @@ _MAX_LOG_BYTES: Final = 64 << 20
 def command(app: App, *, log: Path | None, name: str | None) -> int:
     """Look for every known symptom: in a log, or in a running server and its log.
 
-    It looks at the running server, or at the last log where it has ended. Exit code 1 if something was
-    found. Nothing found is no proof of health.
+    It looks at the running server, or at the last log where it has ended. A running one is asked for a rendered
+    template and one token. Exit code 1 if something was found. Nothing found is no proof of health.
 
     \b
     Example:
       kimigguf doctor
       kimigguf doctor --log llama-server.log
     """  # noqa: D301 -- \b is click's marker for text that must not be wrapped
-    from kimigguf.engines.doctor import examine_log
+    from kimigguf.engines.doctor import examine_log, in_order
 
-    path, findings = (log, ()) if log is not None else _subject(app, name)
+    if log is not None:
+        path, entry = log, None
+    else:
+        path, entry = _subject(app, name)
     text = _read(path)
-    found = (*examine_log(text), *findings)
+    found = in_order((*examine_log(text), *(_running(entry, text) if entry else ())))
     data = {
         "schema": "kimigguf.doctor/1",
         "log": str(path),
@@ -50,24 +54,15 @@ def command(app: App, *, log: Path | None, name: str | None) -> int:
     return ExitCode.ANSWERED_NO if found else ExitCode.DONE
 
 
-def _subject(app: App, name: str | None) -> tuple[Path, "tuple[Finding, ...]"]:
-    """The log to read, and what a running server's own answers show."""
-    from kimigguf.engines.doctor import examine_server
-    from kimigguf.engines.keys import read_keys
-    from kimigguf.engines.llama_server import get
+def _subject(app: App, name: str | None) -> "tuple[Path, Entry | None]":
+    """The log to read, and the server that writes it if it runs."""
     from kimigguf.engines.registry import entries
     from kimigguf.engines.session import servers_folder
 
     running = entries(servers_folder(app.environ))
     if any(name in {None, entry.name} for entry in running):
         entry = chosen_server(app, name)
-        key = read_keys(Path(entry.api_key_file))[0] if entry.api_key_file else None
-        answer = get(entry.address, "/props", key=key)
-        try:
-            props = json.loads(answer[1]) if answer and answer[0] == 200 else {}  # noqa: PLR2004 -- HTTP
-        except ValueError:
-            props = {}
-        return Path(entry.log), examine_server(props, is_k3="k3" in entry.alias.lower())
+        return Path(entry.log), entry
     log = last_log(app, name)
     if log is None:
         raise UsageError(
@@ -77,7 +72,24 @@ def _subject(app: App, name: str | None) -> tuple[Path, "tuple[Finding, ...]"]:
             code="no-server",
             hint="name a log: kimigguf doctor --log FILE",
         )
-    return log, ()
+    return log, None
+
+
+def _running(entry: "Entry", log: str) -> "tuple[Finding, ...]":
+    """What a running server's own answers, its process and its machine show."""
+    from kimigguf.engines.checkup import examine_running
+    from kimigguf.engines.doctor import examine_server, serves_k3
+    from kimigguf.engines.keys import read_keys
+    from kimigguf.engines.llama_server import get
+
+    key = read_keys(Path(entry.api_key_file))[0] if entry.api_key_file else None
+    answer = get(entry.address, "/props", key=key)
+    try:
+        props = json.loads(answer[1]) if answer and answer[0] == 200 else {}  # noqa: PLR2004 -- HTTP
+    except ValueError:
+        props = {}
+    is_k3 = serves_k3(log) or "k3" in entry.alias.lower()
+    return (*examine_server(props, is_k3=is_k3), *examine_running(entry, key, is_k3=is_k3))
 
 
 def _read(path: Path) -> str:

@@ -3,15 +3,18 @@
 No finding is no proof of health: it only says that none of the known symptoms is there.
 """
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
 
 from kimigguf.engines.diagnose import bare
 from kimigguf.engines.symptoms import FATAL, SERVING, SLOW, Symptom
+from kimigguf.engines.timings import cut_off, generations, slow_start
 
 _K3_MARKERS: Final = ("<|open|>", "<|close|>", "<|end_of_msg|>")
+_IS_K3: Final = re.compile(r"(?:general\.architecture|print_info: arch) .*= kimi-k3")
 _MASKING: Final = frozenset({"aborted", "load-failed", "no-context"})
 """Symptoms that only repeat that something failed; they count where nothing says why."""
 
@@ -50,7 +53,55 @@ def examine_log(text: str) -> tuple[Finding, ...]:
         if (finding := _seen(symptom, lines, severity)) is not None
     ]
     telling = [finding for finding in found if finding.severity is Severity.FATAL and finding.code not in _MASKING]
-    return tuple(finding for finding in found if finding.code not in _MASKING or not telling)
+    told = [finding for finding in found if finding.code not in _MASKING or not telling]
+    return in_order((*told, *_parser(text), *_times(text)))
+
+
+def in_order(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    """The gravest first, and of two that say the same only the first."""
+    ranks = list(Severity)
+    first: dict[str, Finding] = {}
+    for finding in findings:
+        first.setdefault(finding.code, finding)
+    return tuple(sorted(first.values(), key=lambda finding: ranks.index(finding.severity)))
+
+
+def serves_k3(log: str) -> bool:
+    """Whether the log is of an engine that loads Kimi K3."""
+    return _IS_K3.search(log) is not None
+
+
+def _parser(text: str) -> Iterator[Finding]:
+    """An engine that knows K3's layers and not its format leaves thinking and calls in the text."""
+    if serves_k3(text) and (line := re.search(r"chat format: Content-only", text)):
+        yield Finding(
+            code="no-parser",
+            severity=Severity.FAILING,
+            message="this engine does not parse Kimi K3's format: tool calls and thinking stay in the text",
+            evidence=line[0],
+            hint="use llama.cpp build 10448 or later with --jinja and the model's own template: kimigguf serve does",
+        )
+
+
+def _times(text: str) -> Iterator[Finding]:
+    found = generations(text)
+    if (evidence := cut_off(found)) is not None:
+        yield Finding(
+            code="cut-off",
+            severity=Severity.WORSE,
+            message="a limit of tokens ends the answers. Where thinking uses it up, the content is empty and the "
+            "finish reason is length: the server is not broken",
+            evidence=evidence,
+            hint="raise max_tokens in the client, or have it think less: kimigguf serve QUANT --effort low",
+        )
+    if (evidence := slow_start(found)) is not None:
+        yield Finding(
+            code="slow-start",
+            severity=Severity.WORSE,
+            message="the first request waited for weights that were read from disk",
+            evidence=evidence,
+            hint="read them ahead: kimigguf serve QUANT --prefault",
+        )
 
 
 def _seen(symptom: Symptom, lines: list[str], severity: Severity) -> Finding | None:

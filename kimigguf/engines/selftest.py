@@ -58,7 +58,7 @@ class Refused(Exception):  # noqa: N818 -- caught in this module, where the name
     """The server answered with an error, or no longer."""
 
 
-def poster(url: str, key: str | None, tls: ssl.SSLContext | None = None) -> Post:
+def poster(url: str, key: str | None, tls: ssl.SSLContext | None = None, *, seconds: float = _SECONDS) -> Post:
     """A function that posts JSON to the server at ``url`` and returns the JSON of its answer; ``tls`` is its trust."""
     trust = () if tls is None else (urllib.request.HTTPSHandler(context=tls),)
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), *trust)
@@ -67,7 +67,7 @@ def poster(url: str, key: str | None, tls: ssl.SSLContext | None = None) -> Post
         headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
         request = urllib.request.Request(url + path, json.dumps(body).encode(), headers)  # noqa: S310 -- our own server
         try:
-            with opener.open(request, timeout=_SECONDS) as answer:
+            with opener.open(request, timeout=seconds) as answer:
                 result: dict[str, Any] = json.load(answer)
         except urllib.error.HTTPError as error:
             with error:

@@ -142,7 +142,8 @@ FATAL: Final = (
 
 SERVING: Final = (
     symptom(
-        r"exceeds the available context size|Context size has been exceeded|failed to find a memory slot",
+        r"exceeds the available context size|Context size has been exceeded|failed to find a memory slot"
+        r"|truncated = 1\b|context shift is disabled",
         "context-full",
         "requests are longer than a slot's context: short ones work, long ones fail",
         "serve with a larger --context, or fewer --slots: they share it",
@@ -152,6 +153,13 @@ SERVING: Final = (
         "compute-failed",
         "a batch could not be computed: memory that fitted a short prompt did not fit a long one",
         "plan again with a smaller --ubatch, and serve without --no-selftest: it tries a full batch first",
+    ),
+    symptom(
+        r"slot context shift|reusing chunk with size",
+        "history-cut",
+        "parts of a conversation are moved or dropped in the cache, which K3's recurrent state does not survive: later "
+        "turns answer something else",
+        "serve with --cache-reuse 0 and without --context-shift, as kimigguf serve does, and with enough --context",
     ),
     symptom(
         r"Failed to parse messages",
@@ -178,7 +186,7 @@ SERVING: Final = (
         "give the client the key that stands in the file of --api-key-file",
     ),
     symptom(
-        r"nan(?:s)? (?:detected|found|in)|found nan|\bNaN\b",
+        r"\bnans? (?:detected|found|in (?:the )?(?:logits|output|tensor))|(?:found|encountered|contains?) nan\b",
         "not-a-number",
         "the model computes no numbers any more: answers are gibberish",
         "with CUDA 13.2.0 or 13.2.1 use an engine built with another version; else: kimigguf verify QUANT",
@@ -192,6 +200,18 @@ SERVING: Final = (
 )
 """What a running server's log shows of requests that fail."""
 SLOW: Final = (
+    symptom(
+        r"^kimigguf \S+: memory pressure: ",
+        "memory-pressure",
+        "memory ran short while it served: pages were dropped and read again",
+        "end what else uses memory, or serve with a smaller --context, fewer --slots or a smaller quant",
+    ),
+    symptom(
+        r"^kimigguf \S+: the server lives .* it hangs",
+        "hung",
+        "the server lived and did not answer for a while",
+        "see the lines before it; if the disk or the accelerator stood still: kimigguf restart",
+    ),
     symptom(
         r"no usable GPU found|compiled without (?:GPU )?support for GPU|compiled without GPU support",
         "no-gpu",

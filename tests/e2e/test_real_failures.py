@@ -221,3 +221,7 @@ def test_a_model_whose_numbers_are_nan_is_never_called_ready(kind: str, place: P
     assert "no number (NaN)" in told["cause"]
     assert "CUDA 13.2" in told["hint"]
     assert until(lambda: place.left() == [])
+
+    place.start(kind)  # without the self-test it serves, and doctor finds it
+    code, examined = place.json("doctor")
+    assert (code, [finding["code"] for finding in examined["findings"]]) == (1, ["not-a-number"])

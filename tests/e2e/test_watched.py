@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import tiny_k3
+from fakes.engines import BOTH
 from fakes.place import Place, placed
 from fakes.processes import until
 
@@ -101,3 +102,26 @@ def test_a_server_whose_group_fills_up_says_so_in_its_log_and_in_status(place: P
         place.run("stop", "--all")
         until(lambda: not (group / "cgroup.procs").read_text())
         group.rmdir()
+
+
+@pytest.mark.parametrize("kind", BOTH)
+def test_doctor_finds_nothing_in_a_server_as_kimigguf_starts_it(kind: str, place: Place) -> None:
+    place.start(kind)
+    code, examined = place.json("doctor")
+    assert (code, examined["findings"]) == (0, [])
+
+
+@pytest.mark.engine
+@pytest.mark.native
+def test_doctor_asks_a_running_server_what_its_log_does_not_tell(place: Place) -> None:
+    """With another template and a limit of its own it serves on, and nothing of it stands in the log."""
+    place.start("llama-server", "--", "--chat-template", "chatml", "-n", "64")
+    code, examined = place.json("doctor")
+    found = {finding["code"]: finding for finding in examined["findings"]}
+    assert code == 1
+    assert set(found) == {"template", "thinking-dropped", "tools-dropped", "cut-off"}
+    assert "multi-turn becomes inconsistent" in found["thinking-dropped"]["message"]
+    assert "agents stop after a tool call" in found["tools-dropped"]["message"]
+    assert found["cut-off"]["evidence"] == "-n 64 in the engine's command"
+    words = " ".join(place.run("doctor").stdout.split())
+    assert all(finding["hint"] in words for finding in examined["findings"])

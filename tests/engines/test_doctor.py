@@ -5,7 +5,7 @@ The lines are llama.cpp's (build 11434 on a tiny K3, or its source); what needs 
 
 import pytest
 
-from kimigguf.engines.doctor import Severity, examine_log, examine_server
+from kimigguf.engines.doctor import Finding, Severity, examine_log, examine_server, in_order
 
 BEFORE = "0.00.002.002 I srv  llama_server: initializing ...\n0.00.003.486 I srv    load_model: loading model 'k3'\n"
 FAILED = (
@@ -55,6 +55,10 @@ FATAL_LOGS = [
     ("CUDA error: an illegal memory access was encountered", "device-error"),
 ]
 OTHER_LOGS = [
+    ("I slot release: id  0 | task 9 | stop processing: n_tokens = 8192, truncated = 1", "context-full"),
+    ("W slot update_slots: id 0 | slot context shift, n_keep = 0, n_left = 4095, n_discard = 2047", "history-cut"),
+    ("I slot: reusing chunk with size 512, shifting KV cache [900, 1412) -> [388, 900)", "history-cut"),
+    ("LOG: encountered NaN - aborting", "not-a-number"),
     (
         "W srv: request (9000 tokens) exceeds the available context size (8192 tokens), try",
         "context-full",
@@ -76,6 +80,8 @@ OTHER_LOGS = [
     ("W slot: cache reuse is not supported - ignoring n_cache_reuse = 256", "cache-reuse"),
 ]
 HEALTHY = [
+    "0.1 I srv    load_model: loading model '/models/nan/Kimi-K3-UD-IQ1_M-00001-of-00015.gguf'",
+    "1.1 I slot      release: id  1 | task 301 | stop processing: n_tokens = 1883, truncated = 0",
     "0.1 I srv  llama_server: initializing ...",
     "0.1 I load_tensors:   CPU_Mapped model buffer size =     1.20 MiB",
     "0.1 I llama_kv_cache:        CPU KV buffer size =     1.25 MiB",
@@ -128,3 +134,29 @@ def test_a_server_as_kimigguf_starts_it_shows_nothing() -> None:
     props = {"default_generation_settings": {"params": params}, "chat_template": template, "total_slots": 1}
     assert examine_server(props, is_k3=True) == ()
     assert examine_server({}, is_k3=True) == ()
+
+
+def test_what_the_supervisor_wrote_into_the_log_is_read_again() -> None:
+    text = (
+        "kimigguf 2026-11-30T10:12:01Z: memory pressure: 12 % of the last 60 s stalled, the cgroup has 3.1 GiB left\n"
+        "kimigguf 2026-11-30T10:12:31Z: the server lives (process 7) and does not answer /health: it hangs\n"
+        "kimigguf 2026-11-30T10:13:31Z: memory pressure is over: 0 % of the last 60 s stalled\n"
+    )
+    found = {finding.code: finding for finding in examine_log(text)}
+    assert set(found) == {"memory-pressure", "hung"}
+    assert found["memory-pressure"].times == 1
+    assert "3.1 GiB left" in found["memory-pressure"].evidence
+
+
+@pytest.mark.parametrize(("architecture", "codes"), [("kimi-k3", ["no-parser"]), ("llama", [])])
+def test_an_engine_that_knows_k3s_layers_and_not_its_format_is_found(architecture: str, codes: list[str]) -> None:
+    text = f"0.1 I print_info: arch           = {architecture}\n0.2 I srv operator(): chat format: Content-only\n"
+    assert [finding.code for finding in examine_log(text)] == codes
+
+
+def test_of_two_findings_of_one_cause_the_first_is_shown_and_the_gravest_lead() -> None:
+    def finding(code: str, severity: Severity, evidence: str) -> Finding:
+        return Finding(code=code, severity=severity, message="", evidence=evidence, hint="")
+
+    slow, fatal = finding("a", Severity.WORSE, "log"), finding("b", Severity.FATAL, "log")
+    assert in_order((slow, finding("a", Severity.WORSE, "asked"), fatal)) == (fatal, slow)

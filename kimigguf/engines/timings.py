@@ -1,0 +1,54 @@
+"""What a server's log shows of its requests' times: a slow first one, and answers that a limit cut short. Pure."""
+
+import re
+from collections import Counter
+from dataclasses import dataclass
+from statistics import median
+from typing import Final
+
+_GENERATED: Final = re.compile(r"(?<!prompt )eval time =\s*([\d.]{1,15}) ms /\s*(\d{1,9}) (?:tokens|runs)")
+"""llama.cpp's line after each request (b10434 to b11549); the line of the prompt has another word before it."""
+_TIMES_SLOWER: Final = 5.0
+"""Between two requests of one model only the disk makes such a difference: RAM reads 10 to 50 times faster."""
+_SLOW_SECONDS: Final = 5.0
+_FEW: Final = 3
+_LEAST_TOKENS: Final = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Generation:
+    """One request's generated tokens and the seconds that they took."""
+
+    tokens: int
+    seconds: float
+
+
+def generations(log: str) -> tuple[Generation, ...]:
+    """Every request whose times the log tells, in the order in which they ended."""
+    return tuple(Generation(tokens=int(tokens), seconds=float(ms) / 1000) for ms, tokens in _GENERATED.findall(log))
+
+
+def slow_start(found: tuple[Generation, ...]) -> str | None:
+    """How much slower the first request was than the later ones, in words; None if it was not, or nobody can tell."""
+    first, later = found[:1], [one.seconds / one.tokens for one in found[1:] if one.tokens > 1]
+    if not first or first[0].tokens < 2 or len(later) < _FEW:  # noqa: PLR2004 -- the time of one alone is the prompt's
+        return None
+    each, usual = first[0].seconds / first[0].tokens, median(later)
+    if first[0].seconds < _SLOW_SECONDS or each < _TIMES_SLOWER * usual:
+        return None
+    return f"{each:.2f} s a token at first, {usual:.2f} s later"
+
+
+def cut_off(found: tuple[Generation, ...]) -> str | None:
+    """The length at which most answers end, in words; None if they end where the model ends them.
+
+    No model ends answer after answer at the same token: a limit does, and that of a thinking model can be used up
+    before the answer begins.
+    """
+    counts = Counter(one.tokens for one in found if one.tokens >= _LEAST_TOKENS)
+    if not counts:
+        return None
+    longest = max(counts)
+    if counts[longest] < _FEW or 2 * counts[longest] < len(found):
+        return None
+    return f"{counts[longest]} of {len(found)} answers end after exactly {longest:,} tokens, and none is longer"

@@ -1,0 +1,118 @@
+"""The checks that ask a running server: each symptom of the field has one, and a healthy server shows none."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from kimigguf.engines.checkup import (
+    TURNS,
+    examine_life,
+    examine_limit,
+    examine_memory,
+    examine_numa,
+    examine_numbers,
+    examine_turns,
+)
+from kimigguf.engines.doctor import Severity
+from kimigguf.engines.registry import Life
+from kimigguf.engines.selftest import Post, Refused
+from kimigguf.units import GIB, MIB
+
+
+def answering(answer: Mapping[str, Any] | Refused) -> Post:
+    def post(_path: str, _body: Mapping[str, Any]) -> dict[str, Any]:
+        if isinstance(answer, Refused):
+            raise answer
+        return dict(answer)
+
+    return post
+
+
+EARLIER = TURNS["messages"][1]["reasoning_content"]
+CALLED = TURNS["messages"][3]["tool_calls"][0]["function"]["arguments"]
+RESULT = TURNS["messages"][4]["content"]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "codes"),
+    [
+        (f"{EARLIER} {CALLED} {RESULT}", []),
+        (f"{CALLED} {RESULT}", ["thinking-dropped"]),
+        (f"{EARLIER} {RESULT}", ["tools-dropped"]),
+        (f"{EARLIER} {CALLED}", ["tools-dropped"]),
+        ("nothing", ["thinking-dropped", "tools-dropped"]),
+    ],
+)
+def test_a_template_that_drops_thinking_or_tools_is_found(prompt: str, codes: list[str]) -> None:
+    assert [finding.code for finding in examine_turns(answering({"prompt": prompt}))] == codes
+
+
+def test_a_server_that_refuses_a_tools_result_is_why_agents_stop() -> None:
+    (finding,) = examine_turns(answering(Refused("HTTP 400: Expected 'content'")))
+    assert finding.code == "turns-refused"
+    assert "agents stop after a tool call" in finding.message
+    assert "HTTP 400" in finding.evidence
+    assert list(examine_turns(answering({}))) == []  # an engine without that address
+
+
+def test_gibberish_is_found_by_its_numbers() -> None:
+    (finding,) = examine_numbers(answering({"completion_probabilities": [{"token": "!", "logprob": None}]}))
+    assert (finding.code, finding.severity) == ("not-a-number", Severity.FAILING)
+    assert "gibberish" in finding.message
+    assert list(examine_numbers(answering({"completion_probabilities": [{"token": "a", "logprob": -1.0}]}))) == []
+    assert list(examine_numbers(answering(Refused("timed out")))) == []
+
+
+@pytest.mark.parametrize(
+    ("nodes", "balancing", "argv", "codes"),
+    [
+        (1, "1", (), []),
+        (2, "0", ("llama-server", "--numa", "distribute"), []),
+        (2, "1", ("llama-server", "--numa", "distribute"), ["numa-balancing"]),
+        (2, "0", ("llama-server",), ["two-sockets"]),
+        (8, "1", ("llama-server",), ["numa-balancing", "two-sockets"]),
+        (2, None, ("llama-server", "--numa", "distribute"), []),  # unknown is no finding
+        (0, None, (), []),
+    ],
+)
+def test_half_the_speed_on_two_sockets_has_its_causes(
+    nodes: int, balancing: str | None, argv: tuple[str, ...], codes: list[str]
+) -> None:
+    assert [finding.code for finding in examine_numa(nodes, balancing, argv)] == codes
+
+
+def test_a_limit_of_the_servers_own_explains_empty_answers() -> None:
+    (finding,) = examine_limit(("llama-server", "-c", "4096", "-n", "256"))
+    assert finding.code == "cut-off"
+    assert "not broken" in finding.message
+    assert list(examine_limit(("llama-server", "-n", "-1"))) == []
+    assert list(examine_limit(("llama-server", "-n"))) == []
+
+
+def test_a_server_that_hangs_or_is_watched_by_nobody_is_found() -> None:
+    assert [finding.code for life in Life for finding in examine_life(life)] == ["hung", "orphaned"]
+
+
+def seen(*, state: str = "passed", unexplained: int | None = 0, planned: int = 700 * GIB) -> dict[str, Any]:
+    return {
+        "memory_pressure": {"state": state, "evidence": "12 % of the last 60 s stalled", "hint": "less"},
+        "host_memory": {"growth": {"unexplained_bytes": unexplained}},
+        "planned_bytes": planned,
+    }
+
+
+@pytest.mark.parametrize(
+    ("known", "codes"),
+    [
+        (seen(), []),
+        (seen(state="failed"), ["memory-pressure"]),
+        (seen(state="unknown", unexplained=None), []),
+        (seen(unexplained=30 * GIB), []),  # of 700 GiB that is little
+        (seen(unexplained=40 * GIB), ["unexplained-growth"]),
+        (seen(unexplained=900 * MIB, planned=GIB), []),
+        (seen(unexplained=1100 * MIB, planned=GIB), ["unexplained-growth"]),
+    ],
+)
+def test_memory_that_runs_short_or_leaks_is_found(known: dict[str, Any], codes: list[str]) -> None:
+    assert [finding.code for finding in examine_memory(known)] == codes
