@@ -43,7 +43,7 @@ def command(app: App, *, log: Path | None, name: str | None) -> int:
     else:
         path, entry = _subject(app, name)
     text = _read(path)
-    found = in_order((*examine_log(text), *(_running(entry, text) if entry else ())))
+    found = in_order((*examine_log(text), *(_running(app, entry, text) if entry else ())))
     data = {
         "schema": "kimigguf.doctor/1",
         "log": str(path),
@@ -75,7 +75,7 @@ def _subject(app: App, name: str | None) -> "tuple[Path, Entry | None]":
     return log, None
 
 
-def _running(entry: "Entry", log: str) -> "tuple[Finding, ...]":
+def _running(app: App, entry: "Entry", log: str) -> "tuple[Finding, ...]":
     """What a running server's own answers, its process and its machine show."""
     from kimigguf.engines.checkup import examine_running
     from kimigguf.engines.doctor import examine_server, serves_k3
@@ -89,7 +89,7 @@ def _running(entry: "Entry", log: str) -> "tuple[Finding, ...]":
     except ValueError:
         props = {}
     is_k3 = serves_k3(log) or "k3" in entry.alias.lower()
-    return (*examine_server(props, is_k3=is_k3), *examine_running(entry, key, is_k3=is_k3))
+    return (*examine_server(props, is_k3=is_k3), *examine_running(entry, key, app.environ, is_k3=is_k3))
 
 
 def _read(path: Path) -> str:

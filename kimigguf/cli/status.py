@@ -36,13 +36,13 @@ def command(app: App, name: str | None) -> int:
     from kimigguf.engines.session import servers_folder
 
     running = (chosen_server(app, name),) if name else entries(servers_folder(app.environ))
-    records = [_record(entry) for entry in running]
+    records = [_record(app, entry) for entry in running]
     data = {"schema": "kimigguf.status/1", "servers": records}
     app.show.answer(data, lambda console: _draw(console, records))
     return ExitCode.DONE if records and all(r["state"] == "ready" for r in records) else ExitCode.ANSWERED_NO
 
 
-def _record(entry: "Entry") -> dict[str, Any]:
+def _record(app: App, entry: "Entry") -> dict[str, Any]:
     from pathlib import Path
 
     from kimigguf.engines.keys import read_keys
@@ -65,7 +65,7 @@ def _record(entry: "Entry") -> dict[str, Any]:
         "started_at": entry.started_at,
         "uptime_seconds": round(max(0.0, time.time() - entry.engine.started)),
         "log": entry.log,
-        **observe(entry, key),
+        **observe(entry, key, app.environ),
     }
 
 
@@ -86,10 +86,20 @@ def _lines(record: dict[str, Any]) -> Iterator[str]:
         value = record[name]
         return f"{'unknown' if value is None else f'{value:,}'} {words}"
 
+    def speed(what: str) -> str:
+        value = record[f"{what}_tokens_per_second"]
+        return f", {value:,.1f} tokens/s on average" if value else ""
+
     yield f"{record['name']}: {record['state']}, {record['url']}, up {duration(record['uptime_seconds'])}"
     yield f"  model      {record['model']}" + (f" ({record['quant']})" if record["quant"] else "")
-    yield f"  memory     {memory(record['planned_bytes'])} planned, {memory(record['resident_bytes'])} resident now"
-    yield from (f"             {line}" for line in _host_lines(record["host_memory"]))
+    host = record["host_memory"]
+    planned = record["planned_bytes"] if host["planned_bytes"] is None else host["planned_bytes"]
+    yield f"  memory     {memory(planned)} planned in RAM, {memory(record['resident_bytes'])} resident now"
+    yield from (f"             {line}" for line in _host_lines(host))
+    for device in record["devices"]:
+        used = f"{memory(device['used_bytes'])} of {memory(device['total_bytes'])} in use"
+        name = device["name"] or "unknown"
+        yield f"  {device['device']:10} {memory(device['planned_bytes'])} planned, {used}: {name}"
     pressure = record["memory_pressure"]
     words = {"failed": "runs short: ", "unknown": "unknown: "}.get(pressure["state"], "")
     yield f"  pressure   {words}{pressure['evidence']}"
@@ -99,7 +109,8 @@ def _lines(record: dict[str, Any]) -> Iterator[str]:
     yield f"  slots      {busy} busy"
     waiting = f", {record['requests_waiting']:,} waiting" if record["requests_waiting"] else ""
     yield f"  requests   {count('requests', 'begun')}, {count('requests_finished', 'finished')}{waiting}"
-    yield f"  tokens     {count('prompt_tokens', 'of prompts')}, {count('generated_tokens', 'generated')}"
+    yield f"  tokens     {count('prompt_tokens', 'of prompts')}{speed('prompt')}"
+    yield f"             {count('generated_tokens', 'generated')}{speed('generated')}"
     yield f"  log        {record['log']}"
 
 

@@ -60,10 +60,10 @@ _SETTLING_BYTES: Final = 1 << 30
 """Buffers that are touched for the first time, and what an allocator keeps."""
 
 
-def examine_running(entry: Entry, key: str | None, *, is_k3: bool) -> tuple[Finding, ...]:
+def examine_running(entry: Entry, key: str | None, environ: Mapping[str, str], *, is_k3: bool) -> tuple[Finding, ...]:
     """What ails a registered server now, besides what its log and its ``/props`` show."""
     life = life_of(entry)
-    seen = observe(entry, key)
+    seen = observe(entry, key, environ)
     found = [*examine_life(life), *examine_memory(seen)]
     with suppress(psutil.Error):
         argv = tuple(psutil.Process(entry.engine.pid).cmdline())

@@ -15,6 +15,8 @@ from kimigguf.engines.pressure import check_pressure
 from kimigguf.engines.registry import Entry
 from kimigguf.errors import UsageError
 from kimigguf.hardware.pressure import read_pressure
+from kimigguf.hardware.snapshot import Accelerator
+from kimigguf.hardware.usage import accelerators_now
 from kimigguf.memory.ledger import Component
 from kimigguf.placement.plan import Plan
 from kimigguf.placement.plan_file import load_plan
@@ -43,7 +45,7 @@ def baseline(address: Address, key: str | None, *, pid: int, log: Path) -> Basel
     )
 
 
-def observe(entry: Entry, key: str | None) -> dict[str, Any]:
+def observe(entry: Entry, key: str | None, environ: Mapping[str, str]) -> dict[str, Any]:
     """What the server and its process say of themselves now; None for each thing that they do not.
 
     Counts begin when the server was ready: the self-test's requests and tokens are not the clients'.
@@ -62,6 +64,9 @@ def observe(entry: Entry, key: str | None) -> dict[str, Any]:
         "resident_bytes": resident,
         "planned_bytes": entry.planned_bytes,
         "host_memory": _host_memory(entry, held, plan),
+        "devices": []
+        if plan is None
+        else device_records(plan, accelerators_now(environ) if plan.ledger.devices else ()),
         "memory_pressure": _pressure(entry, plan),
         "slots": total,
         "slots_busy": busy,
@@ -114,6 +119,30 @@ def _host_memory(entry: Entry, held: Held, plan: Plan | None) -> dict[str, Any]:
         "prompt_cache_planned_bytes": planned(plan.ledger, Component.PROMPT_CACHE) if plan else None,
         "growth": asdict(added),
     }
+
+
+def device_records(plan: Plan, found: tuple[Accelerator, ...] | None) -> list[dict[str, Any]]:
+    """Each accelerator of the plan: what was planned on it, and what is in use on it now, by whomever.
+
+    They are told apart by name, and those of one name by their order, which is the plan's too.
+    """
+    left = list(found or ())
+    records = []
+    for index, device in enumerate(plan.ledger.devices):
+        name = plan.machine.device_names[index] if index < len(plan.machine.device_names) else None
+        card = next((one for one in left if one.name == name), None)
+        if card is not None:
+            left.remove(card)
+        records.append(
+            {
+                "device": device,
+                "name": name,
+                "planned_bytes": plan.ledger.total_bytes(index),
+                "used_bytes": _since(card.total_bytes, card.free_bytes) if card else None,
+                "total_bytes": card.total_bytes if card else None,
+            }
+        )
+    return records
 
 
 def _pressure(entry: Entry, plan: Plan | None) -> dict[str, Any]:
