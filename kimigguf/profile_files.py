@@ -62,7 +62,14 @@ def own_folder(kind: str, environ: Mapping[str, str] = os.environ) -> Path:
 
 def names(kind: str, environ: Mapping[str, str] = os.environ) -> tuple[str, ...]:
     """The names of all profiles of a kind (``models``, ``machines``, ``serving``, ...), sorted."""
-    return tuple(sorted({path.stem for folder in _folders(environ) for path in (folder / kind).glob("*.toml")}))
+    return tuple(sorted({path.stem for folder in _folders(environ) for path in _files(folder / kind)}))
+
+
+def _files(folder: Path) -> list[Path]:
+    try:
+        return list(folder.glob("*.toml"))
+    except PermissionError:  # `sudo -u` leaves HOME with another user, whose profiles are then not this one's
+        return []
 
 
 def find(kind: str, name: str, environ: Mapping[str, str] = os.environ) -> Path:
@@ -72,7 +79,7 @@ def find(kind: str, name: str, environ: Mapping[str, str] = os.environ) -> Path:
         UsageError: ``unknown-profile`` with the nearest names.
     """
     if name in (known := names(kind, environ)):  # membership first: a name is never used as a path unchecked
-        return next(path for folder in _folders(environ) if (path := folder / kind / f"{name}.toml").is_file())
+        return next(path for folder in _folders(environ) for path in _files(folder / kind) if path.stem == name)
     raise UsageError(
         f"there is no profile {name!r} in {kind}", code="unknown-profile", hint=_those_like(kind, name, known)
     )

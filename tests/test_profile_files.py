@@ -1,5 +1,6 @@
 """Facts are found, overridden and refused by name, file and key."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -77,6 +78,20 @@ def test_unreadable_files_are_bad_profiles_not_bugs(tmp_path: Path) -> None:
         assert caught.value.code == "bad-profile"
     with pytest.raises(UsageError):
         profile_files.load(tmp_path / "missing.toml", ModelProfile)
+
+
+def test_a_folder_that_may_not_be_entered_is_passed_over(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # As root nothing is forbidden, so the refusal that another user's HOME gives is put in its place.
+    entered = Path.glob
+
+    def glob(folder: Path, pattern: str) -> Iterator[Path]:
+        if folder.is_relative_to(own):
+            raise PermissionError(13, "Permission denied", str(folder))
+        return entered(folder, pattern)
+
+    monkeypatch.setattr(Path, "glob", glob)
+    assert "kimi-k3" in profile_files.names("models", environ(own))
+    assert profile_files.find("models", "kimi-k3", environ(own)).is_relative_to(profile_files.shipped())
 
 
 def test_every_shipped_model_is_valid() -> None:

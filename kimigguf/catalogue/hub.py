@@ -15,8 +15,9 @@ from kimigguf.catalogue.quants import Quant
 from kimigguf.catalogue.remote import RemoteFile, RemoteSet
 from kimigguf.errors import IntegrityError, KimiggufError, NetworkError, UsageError
 from kimigguf.events import Advance, Listener, Step, ignore
-from kimigguf.gguf_file.header import Header, HeaderReader, NeedMore, check_size
+from kimigguf.gguf_file.header import Header, HeaderReader, NeedMore
 from kimigguf.gguf_file.names import is_projector, sets
+from kimigguf.gguf_file.read import check_size
 from kimigguf.gguf_file.shards import ShardFile, ShardSet, check
 
 if TYPE_CHECKING:

@@ -160,7 +160,7 @@ def _checked(file: StoredFile, digest: Digest | None, *, quick: bool) -> Checked
 
 def _quick_problem(file: StoredFile) -> str | None:
     """What a header and the two ends of a file can say against it, None if nothing."""
-    from kimigguf.gguf_file.header import check_size, read_header  # noqa: PLC0415 -- reads megabytes of metadata; only for quick
+    from kimigguf.gguf_file.read import check_size, read_header  # noqa: PLC0415 -- reads megabytes of metadata; only for quick
 
     try:
         check_size(read_header(file.path), file.size_bytes, name=file.name)

@@ -8,8 +8,9 @@ from typing import Final
 
 from kimigguf.errors import IntegrityError, UsageError
 from kimigguf.gguf_file.belonging import check_expert_types, check_layout
-from kimigguf.gguf_file.header import Header, TensorInfo, Value, check_size, read_header
+from kimigguf.gguf_file.header import Header, TensorInfo, Value
 from kimigguf.gguf_file.names import ShardName, is_projector, sets
+from kimigguf.gguf_file.read import check_size, read_header
 
 MAGIC: Final = b"GGUF"
 _NAMED: Final = 4
@@ -146,7 +147,7 @@ def read_set(files: Sequence[Path]) -> ShardSet:
     """Read the headers of a set in load order and check it.
 
     Raises:
-        IntegrityError: As ``header.read_header`` and ``check``.
+        IntegrityError: As ``read.read_header`` and ``check``.
     """
     found = []
     for path in files:

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Final
 
 from kimigguf.errors import IntegrityError
-from kimigguf.gguf_file.header import Header, HeaderReader, NeedMore, TensorInfo, read_header
+from kimigguf.gguf_file.header import Header, HeaderReader, NeedMore, TensorInfo
+from kimigguf.gguf_file.read import read_header
 
 _COUNT: Final = "split.count"
 _U16: Final = 2

@@ -16,11 +16,9 @@ from kimigguf.gguf_file.header import (
     NeedMore,
     SkippedArray,
     TensorInfo,
-    check_size,
     parse,
-    read_from,
-    read_header,
 )
+from kimigguf.gguf_file.read import check_size, read_from, read_header
 
 ARCHITECTURE = key("general.architecture", STRING, "llama")
 

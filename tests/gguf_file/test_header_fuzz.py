@@ -11,7 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kimigguf.errors import IntegrityError
-from kimigguf.gguf_file.header import MAX_HEADER_BYTES, Header, HeaderReader, NeedMore, check_size, parse, read_header
+from kimigguf.gguf_file.header import MAX_HEADER_BYTES, Header, HeaderReader, NeedMore, parse
+from kimigguf.gguf_file.read import check_size, read_header
 
 HUGE = [1 << 31, (1 << 32) - 1, 1 << 40, (1 << 63) - 1, 1 << 63, (1 << 64) - 1]
 MAGNITUDES = [0, 1, 2, 3, 31, 32, 64, 255, 1 << 16, *HUGE]

@@ -13,7 +13,7 @@ from gguf import GGUFReader
 
 from kimigguf.errors import IntegrityError, MachineError
 from kimigguf.events import Advance, Event, Notice, Step, ignore
-from kimigguf.gguf_file.header import read_header
+from kimigguf.gguf_file.read import read_header
 from kimigguf.ollama.merge import Job, Record, check, merge, split_tool
 from kimigguf.ollama.merged import merged
 

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from kimigguf.errors import MachineError
 from kimigguf.events import ignore
-from kimigguf.gguf_file.header import read_header
+from kimigguf.gguf_file.read import read_header
 from kimigguf.ollama import link
 from kimigguf.ollama.disk import need_merged
 from kimigguf.ollama.merged import merged
