@@ -22,7 +22,7 @@ class Name(StrEnum):
 _ABOUT: Final = {
     Name.RETRY: ("", "drop the last answer and ask again"),
     Name.NEW: ("", "forget everything and begin anew"),
-    Name.EFFORT: ("LEVEL", "how much to think from now on: low, high or max; alone, what it is"),
+    Name.EFFORT: ("LEVEL", "how much to think: low, high or max; alone, what it is"),
     Name.THINK: ("", "show the last thinking in full"),
     Name.SAVE: ("FILE", "save the talk; kimigguf chat --resume FILE goes on with it"),
     Name.DECLINE: ("", "decline a tool call instead of typing its result"),

@@ -243,7 +243,7 @@ def begin(url: str, talk: Talk, limits: Limits) -> str:
     """The line that a talk begins with."""
     room = f", context {limits.context_tokens:,} tokens" if limits.context_tokens else ""
     took = f", {talk.questions} question{'' if talk.questions == 1 else 's'} taken up" if talk.questions else ""
-    return f"talking to {url.rstrip('/')}{room}{took}; /help helps, Ctrl-D ends"
+    return f"talking to {url.rstrip('/')}{room}{took}; try /help"
 
 
 def at_terminal() -> bool:
