@@ -5,27 +5,22 @@ translation: the engine schedules, and models cannot be pulled, made or removed 
 """
 
 import argparse
-import asyncio
 import json
 import math
 import os
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Mapping, Sequence
-from contextlib import aclosing
-from typing import TYPE_CHECKING, Any, Final, TypeVar
-from urllib.parse import urlsplit
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 from starlette.applications import Starlette
-from starlette.middleware import Middleware
-from starlette.middleware.cors import CORSMiddleware
-from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
-from starlette.types import ASGIApp, Receive, Scope, Send
 
 from kimigguf.ollama.answers import Answer, EngineError, message_of
+from kimigguf.ollama.callers import LOOPBACK, Gone, checks, drained, while_there, written
 from kimigguf.ollama.listing import full_name, listed, running, shown
 from kimigguf.ollama.translate import (
     Json,
@@ -34,6 +29,8 @@ from kimigguf.ollama.translate import (
     chat_request,
     embed_request,
     embeddings,
+    format_request,
+    format_template,
     generate_request,
 )
 from kimigguf.ollama.upstream import EngineLost, Events, Upstream
@@ -45,9 +42,6 @@ VERSION: Final = "0.35.0"
 """The Ollama whose API this follows; clients ask for it to know what they may use."""
 KEY_VARIABLE: Final = "KIMIGGUF_API_KEY"
 UNHEEDED_HEADER: Final = "X-Kimigguf-Unheeded"
-_LOOPBACK: Final = ("127.0.0.1", "localhost", "::1")
-_OWN_PAGES: Final = r"https?://(localhost|127\.0\.0\.1|\[::1\])(:\d+)?|(?!https?:)[a-z-]+://.*"
-"""Pages of this machine, and those of desktop programs (``vscode-webview://...``), which say neither http nor https."""
 _NOT_HERE: Final[Mapping[str, str]] = {
     "pull": "kimigguf download QUANT fetches a model",
     "push": "nothing is published from here",
@@ -61,9 +55,11 @@ _NO_EMBEDDINGS: Final = (
     "this engine was started without embeddings: kimigguf serve QUANT --engine llama-server --ollama-api"
     " -- --embeddings --pooling last"
 )
+_CHAT_PATH: Final = "/v1/chat/completions"
+_K3_MARKERS: Final = ("<|open|>", "<|close|>", "<|end_of_msg|>")
+"""What llama.cpp takes a template for K3's by."""
 _KNOWN_SECONDS: Final = 5.0
 _BAD_REQUEST, _CLIENT_GONE, _NOT_SUPPORTED, _ERROR = 400, 499, 501, 400
-_Made = TypeVar("_Made")
 
 
 class _Refused(Exception):  # noqa: N818 -- an HTTP answer
@@ -71,21 +67,6 @@ class _Refused(Exception):  # noqa: N818 -- an HTTP answer
         super().__init__(text)
         self.status = status
         self.text = text
-
-
-class _OwnPagesOnly:
-    """Turns away web pages from elsewhere that a browser on this machine has open, as Ollama itself does."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
-            origin = urlsplit(Request(scope).headers.get("origin", ""))
-            if origin.scheme in {"http", "https"} and origin.hostname not in _LOOPBACK:
-                await PlainTextResponse("forbidden", status_code=403)(scope, receive, send)
-                return
-        await self._app(scope, receive, send)
 
 
 class Bridge:
@@ -108,7 +89,7 @@ class Bridge:
         self._told: set[str] = set()
         self._known: tuple[float, list[Json]] = (-math.inf, [])
 
-    def app(self, hosts: Sequence[str] = _LOOPBACK) -> Starlette:
+    def app(self, hosts: Sequence[str] = LOOPBACK) -> Starlette:
         """The ASGI application; ``hosts`` are the names it may be called by (a foreign name is a rebound one)."""
         answers: list[tuple[str, str, Callable[[Request], Any]]] = [
             ("/", "GET", self._root),
@@ -126,12 +107,8 @@ class Bridge:
             Route(f"/api/{path}", _not_here(why), methods=["POST", "DELETE", "HEAD"]) for path, why in _NOT_HERE.items()
         ]
         routes.append(Route("/api/{rest:path}", _unknown, methods=["GET", "POST", "PUT", "DELETE"]))
-        middleware = [Middleware(TrustedHostMiddleware, allowed_hosts=list(hosts)), Middleware(_OwnPagesOnly)]
-        middleware.append(
-            Middleware(CORSMiddleware, allow_origin_regex=_OWN_PAGES, allow_methods=["*"], allow_headers=["*"])
-        )
-        handlers = {_Refused: _refused, _Gone: _gone}
-        return Starlette(routes=routes, exception_handlers=handlers, middleware=middleware)
+        handlers = {_Refused: _refused, Gone: _gone}
+        return Starlette(routes=routes, exception_handlers=handlers, middleware=checks(hosts))
 
     async def _root(self, _request: Request) -> Response:
         return PlainTextResponse("Ollama is running")
@@ -209,17 +186,33 @@ class Bridge:
             wanted = translate(body, model["id"], (model.get("meta") or {}).get("n_ctx"))
         except (Untranslatable, KeyError, TypeError, AttributeError) as error:
             raise _Refused(_BAD_REQUEST, str(error)) from error
+        if body.get("format") and wanted.path == _CHAT_PATH and await self._forgets_formats():
+            wanted = await self._held_to_format(body, wanted)
         headers = self._unheeded(wanted)
         lines = self._lines(wanted, answer)
         try:
             if body.get("stream", True):
                 # What goes wrong before the first line still has a status of its own.
-                first = await _while_there(request, anext(lines))
-                return StreamingResponse(_written(first, lines), headers=headers, media_type="application/x-ndjson")
-            await _while_there(request, _drained(lines))
+                first = await while_there(request, anext(lines))
+                return StreamingResponse(written(first, lines), headers=headers, media_type="application/x-ndjson")
+            await while_there(request, drained(lines))
         except EngineError as error:
             raise _Refused(500, str(error)) from error
         return JSONResponse(answer.whole(), headers=headers)
+
+    async def _forgets_formats(self) -> bool:
+        """Whether the engine parses K3's own chat format, whose parser (build 11434) takes a format and drops it."""
+        try:
+            template = str((await self._asked("/props")).get("chat_template"))
+        except _Refused:
+            return False  # no llama-server
+        return all(marker in template for marker in _K3_MARKERS)
+
+    async def _held_to_format(self, body: Json, wanted: Wanted) -> Wanted:
+        if body.get("tools"):
+            return replace(wanted, unheeded=(*wanted.unheeded, "format: this engine does not keep to one beside tools"))
+        found = await self._asked("/apply-template", format_template(wanted))
+        return format_request(body, wanted, found["prompt"])
 
     async def _lines(self, wanted: Wanted, answer: Answer) -> AsyncGenerator[str, None]:
         """Ollama's lines, as many at a time as the engine's events had come in one piece.
@@ -295,50 +288,6 @@ class Bridge:
 _Translate = Callable[[Mapping[str, Any], str, int | None], Wanted]
 
 
-class _Gone(Exception):  # noqa: N818 -- nobody is left to call it an error
-    """The client hung up."""
-
-
-async def _while_there(request: Request, work: Coroutine[Any, Any, _Made]) -> _Made:
-    """``work``, ended where the client hangs up: a slow engine would go on for minutes for nobody.
-
-    Raises:
-        _Gone: It did.
-    """
-    doing, leaving = asyncio.ensure_future(work), asyncio.ensure_future(_left(request))
-    try:
-        await asyncio.wait({doing, leaving}, return_when=asyncio.FIRST_COMPLETED)
-        if not doing.done():
-            raise _Gone
-        return doing.result()
-    finally:
-        doing.cancel()
-        leaving.cancel()
-        await asyncio.gather(doing, leaving, return_exceptions=True)
-
-
-async def _left(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
-
-
-async def _drained(lines: AsyncGenerator[str, None]) -> None:
-    async with aclosing(lines):
-        async for _ in lines:
-            pass
-
-
-async def _written(first: str, lines: AsyncGenerator[str, None]) -> AsyncIterator[str]:
-    """The lines, and an error that comes now as one more, which is how Ollama tells it."""
-    async with aclosing(lines):
-        yield first
-        try:
-            async for made in lines:
-                yield made
-        except EngineError as error:
-            yield json.dumps({"error": str(error)}) + "\n"
-
-
 def _not_here(instead: str) -> Callable[[Request], Any]:
     async def refuse(_request: Request) -> Response:
         raise _Refused(_NOT_SUPPORTED, f"kimigguf's bridge to a running engine does not manage models: {instead}")
@@ -392,7 +341,7 @@ def main() -> None:
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")
     parser.add_argument("--port", type=int, default=11434, help="port to listen on (default: Ollama's, 11434)")
     chosen = parser.parse_args()
-    hosts = _LOOPBACK if chosen.host in _LOOPBACK else ("*",)  # whoever opens it to a network names it as they like
+    hosts = LOOPBACK if chosen.host in LOOPBACK else ("*",)  # whoever opens it to a network names it as they like
     bridge = Bridge(chosen.upstream, os.environ.get(KEY_VARIABLE), tell=lambda text: click.echo(text, err=True))
     uvicorn.run(bridge.app(hosts), host=chosen.host, port=chosen.port, log_level="warning")
 

@@ -91,6 +91,20 @@ def generate_request(body: Mapping[str, Any], model: str, context_tokens: int | 
     return Wanted(path="/v1/chat/completions", body=made, unheeded=unheeded)
 
 
+def format_template(wanted: Wanted) -> Json:
+    """What to ask the engine's template for, where its chat takes a format and does not keep to it."""
+    return {"messages": wanted.body["messages"], "chat_template_kwargs": {"thinking": False}}
+
+
+def format_request(body: Mapping[str, Any], wanted: Wanted, prompt: str) -> Wanted:
+    """The same as a completion of the templated ``prompt``, which the engine does hold to a format."""
+    made: Json = {"model": wanted.body["model"], "prompt": prompt, **_common(body), **_raw_format(body)}
+    unheeded = wanted.unheeded
+    if body.get("think") or body.get("think") is None:
+        unheeded += ("think: what keeps to a format is answered without thinking here",)
+    return Wanted(path="/v1/completions", body=made, unheeded=unheeded)
+
+
 def embed_request(body: Mapping[str, Any], model: str, *, normalized: bool = True) -> Wanted:
     """The like of ``/api/embed``, or of the older ``/api/embeddings`` with its one ``prompt``."""
     texts = body.get("input") if "input" in body else body.get("prompt")
