@@ -65,6 +65,8 @@ class Baseline:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     generated_tokens: int = 0
+    prompt_seconds: float = 0.0
+    generated_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

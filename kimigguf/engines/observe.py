@@ -42,6 +42,8 @@ def baseline(address: Address, key: str | None, *, pid: int, log: Path) -> Basel
         prompt_tokens=_whole(numbers.get("prompt_tokens_total")) or 0,
         cached_tokens=_whole(numbers.get("prompt_tokens_cached_total")) or 0,
         generated_tokens=_whole(numbers.get("tokens_predicted_total")) or 0,
+        prompt_seconds=numbers.get("prompt_seconds_total", 0.0),
+        generated_seconds=numbers.get("tokens_predicted_seconds_total", 0.0),
     )
 
 
@@ -60,6 +62,8 @@ def observe(entry: Entry, key: str | None, environ: Mapping[str, str]) -> dict[s
     was = entry.ready or Baseline(resident=None, held=Held(requests=0, finished=0))
     held = read_held(Path(entry.log))
     plan = _plan(entry)
+    prompts = _since(_whole(numbers.get("prompt_tokens_total")), was.prompt_tokens)
+    generated = _since(_whole(numbers.get("tokens_predicted_total")), was.generated_tokens)
     return {
         "resident_bytes": resident,
         "planned_bytes": entry.planned_bytes,
@@ -72,11 +76,14 @@ def observe(entry: Entry, key: str | None, environ: Mapping[str, str]) -> dict[s
         "slots_busy": busy,
         "requests": _since(held.requests, was.held.requests),
         "requests_finished": _since(held.finished, was.held.finished),
-        "prompt_tokens": _since(_whole(numbers.get("prompt_tokens_total")), was.prompt_tokens),
+        "prompt_tokens": prompts,
         "prompt_tokens_cached": _since(_whole(numbers.get("prompt_tokens_cached_total")), was.cached_tokens),
-        "generated_tokens": _since(_whole(numbers.get("tokens_predicted_total")), was.generated_tokens),
-        "prompt_tokens_per_second": numbers.get("prompt_tokens_seconds"),
-        "generated_tokens_per_second": numbers.get("predicted_tokens_seconds"),
+        "generated_tokens": generated,
+        # From the totals: llama-server's own averages begin anew each time that anybody reads them.
+        "prompt_tokens_per_second": _rate(prompts, numbers.get("prompt_seconds_total"), was.prompt_seconds),
+        "generated_tokens_per_second": _rate(
+            generated, numbers.get("tokens_predicted_seconds_total"), was.generated_seconds
+        ),
         "requests_waiting": _whole(numbers.get("requests_deferred")),
     }
 
@@ -152,6 +159,13 @@ def _pressure(entry: Entry, plan: Plan | None) -> dict[str, Any]:
 
 def _since(now: int | None, before: int | None) -> int | None:
     return None if now is None or before is None else now - before
+
+
+def _rate(tokens: int | None, seconds: float | None, before: float) -> float | None:
+    """Tokens per second of the time that was spent on them; None before there are any."""
+    if not tokens or seconds is None or seconds <= before:
+        return None
+    return tokens / (seconds - before)
 
 
 def _whole(value: float | None) -> int | None:

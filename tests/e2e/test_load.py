@@ -178,6 +178,9 @@ def test_no_answer_is_lost_or_mixed_among_eight_clients_and_status_counts_as_the
     assert after["generated_tokens"] == sum(answer.usage["completion_tokens"] for answer in answers)
     prompts = sum(answer.usage["prompt_tokens"] for answer in answers)
     assert after["prompt_tokens"] + after["prompt_tokens_cached"] == prompts
+    rates = ("prompt_tokens_per_second", "generated_tokens_per_second")
+    again = place.status()  # llama-server's own averages begin anew each time that they are read
+    assert all(after[rate] and again[rate] == after[rate] for rate in rates)
     busiest = max(status["slots_busy"] for status in seen)
     assert busiest > 1, "the clients were served one after the other"
     counts = [status["requests"] for status in seen]
