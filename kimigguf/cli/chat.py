@@ -59,12 +59,13 @@ def command(app: App, /, *, prompt: str | None, **options: Any) -> int | None:  
       kimigguf chat "Why is the sky blue?"
       git diff | kimigguf chat - --effort low --url http://127.0.0.1:8080
     """  # noqa: D301 -- \b is click's marker for text that must not be wrapped
-    from kimigguf.cli.chat_prompt import forgiving_stdin
+    from kimigguf.cli.chat_prompt import forgiving_streams
     from kimigguf.engines.endpoint import base_url, connect
     from kimigguf.engines.registry import certificate_at
     from kimigguf.engines.session import servers_folder
     from kimigguf.engines.talk import load_talk
 
+    forgiving_streams()
     url, key_file = options["url"], options["api_key_file"]
     if url is None:
         url, own_key_file = _running(app)
@@ -76,7 +77,6 @@ def command(app: App, /, *, prompt: str | None, **options: Any) -> int | None:  
         if prompt is None:
             _talk(app, chat)
         else:
-            forgiving_stdin()
             chat.once(sys.stdin.read() if prompt == "-" else prompt)
     return None
 

@@ -70,7 +70,7 @@ def meaning(line: str) -> Meaning:
     word, _, rest = text.partition(" ")
     bare = word[1:]
     if not word.startswith("/") or "/" in bare or "\n" in text or not bare:
-        return Say(text=text)
+        return Say(text=line.strip("\n").rstrip())  # the indent of pasted code stays
     name = _ALSO.get(bare) or next((name for name in Name if name == bare), None)
     if name is not None:
         return Command(name=name, rest=rest.strip())

@@ -21,16 +21,16 @@ class Pressed(Exception):  # noqa: N818 -- a key, no error
 
 
 def plain_reader(_prompt: str) -> str:
-    """A line of stdin; bytes that are no UTF-8 are shown as such instead of ending the talk."""
-    forgiving_stdin()
+    """A line of stdin."""
     return input()
 
 
-def forgiving_stdin() -> None:
-    """Let stdin pass over bytes that are no UTF-8: somebody pipes a file or a diff."""
-    reconfigure = getattr(sys.stdin, "reconfigure", None)
-    if reconfigure is not None:
-        reconfigure(errors="replace")
+def forgiving_streams() -> None:
+    """Let stdin pass over bytes that are no UTF-8 (somebody pipes a diff), and stdout over what a locale lacks."""
+    for stream in (sys.stdin, sys.stdout):
+        reconfigure = getattr(stream, "reconfigure", None)
+        if reconfigure is not None:  # a test's stream has none
+            reconfigure(errors="replace")
 
 
 def terminal_reader(history_file: Path, words: tuple[str, ...]) -> Reader:

@@ -234,16 +234,17 @@ def test_a_save_never_overwrites_what_is_not_its_own(monkeypatch: pytest.MonkeyP
     assert precious.read_text() == "precious"
 
 
-def test_a_diff_that_is_no_utf_8_can_be_piped(tmp_path: Path) -> None:
-    with answering(Script(deltas=[{"content": "Hi."}])) as server:
+@pytest.mark.parametrize("utf_8", [True, False])
+def test_a_diff_that_is_no_utf_8_and_a_narrow_locale_are_no_bugs(tmp_path: Path, utf_8: bool) -> None:
+    with answering(Script(deltas=[{"content": "数 Hi."}])) as server:
         done = subprocess.run(
             [sys.executable, "-c", "from kimigguf.cli.app import main; main()", "chat", "--url", server.url, "-"],
             input=b"caf\xe9",
             capture_output=True,
             check=False,
-            env=os.environ | {"XDG_STATE_HOME": str(tmp_path), "PYTHONUTF8": "1"},
+            env=os.environ | {"XDG_STATE_HOME": str(tmp_path), "PYTHONIOENCODING": "utf-8" if utf_8 else "ascii"},
         )
-    assert (done.returncode, done.stdout) == (0, b"Hi.\n")
+    assert (done.returncode, done.stdout) == (0, "数 Hi.\n".encode() if utf_8 else b"? Hi.\n")
     assert server.asked[0]["messages"][0]["content"] == "caf\ufffd"
 
 

@@ -280,13 +280,24 @@ def test_a_talk_with_the_real_engine_goes_on_where_it_was_saved(tmp_path: Path, 
             screen.enter(f"/save {file}")
             screen.until("saved to")
             end(screen)
+        saved = json.loads(file.read_text())
+        # A stopped answer without a word, and a tool call that waits: what the template must be able to read, too.
+        function = {"name": "get_time", "arguments": '{"city": "Paris"}'}
+        more = [
+            {"role": "user", "content": "Stop"},
+            {"role": "assistant", "content": "", "reasoning_content": "Hm"},
+            {"role": "user", "content": "What time is it?"},
+            {"role": "assistant", "content": "", "tool_calls": [{"id": "c", "type": "function", "function": function}]},
+        ]
+        file.write_text(json.dumps(saved | {"messages": saved["messages"] + more}))
         with terminal(["chat", "--url", url, "--max-tokens", "8", "--resume", str(file)], environ) as screen:
-            screen.until("2 questions taken up")
-            screen.prompt(1)
-            screen.enter("Go on")
+            screen.until("4 questions taken up")
+            screen.until("result of get_time>")
+            screen.enter("12:00")
             screen.until("of 2,048, ")
+            screen.enter("Go on")
+            screen.until("of 2,048, ", times=2)
             end(screen)
-    saved = json.loads(file.read_text())
     assert [message["role"] for message in saved["messages"]] == ["user", "assistant"] * 2
     assert saved["messages"][1]["reasoning_content"]
     assert saved["effort"] == "low"

@@ -17,7 +17,8 @@ from kimigguf.engines.turn import Call, Turn
     [
         ("  ", None),
         ("Hello /quit ", Say(text="Hello /quit")),
-        ("/retry", Command(name=Name.RETRY)),
+        ("\n    if x:\n        y\n", Say(text="    if x:\n        y")),
+        (" /retry", Command(name=Name.RETRY)),
         ("/effort  low ", Command(name=Name.EFFORT, rest="low")),
         ("/save my talk.json", Command(name=Name.SAVE, rest="my talk.json")),
         ("/clear", Command(name=Name.NEW)),

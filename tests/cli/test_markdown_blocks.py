@@ -5,7 +5,7 @@ import re
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
@@ -47,16 +47,19 @@ def shape(text: str) -> list[tuple[str, str]]:
     return [(block.kind.value, block.body.rstrip("\n")) for block in blocks_of(text)]
 
 
+@settings(deadline=None)  # a busy machine is no failure
 @given(MARKDOWN)
 def test_no_character_is_lost_or_added(text: str) -> None:
     assert "".join(block.text for block in blocks_of(text)) == text
 
 
+@settings(deadline=None)  # a busy machine is no failure
 @given(st.text(max_size=60))
 def test_no_character_of_any_text_is_lost_or_added(text: str) -> None:
     assert "".join(block.text for block in blocks_of(text)) == text
 
 
+@settings(deadline=None)  # a busy machine is no failure
 @given(MARKDOWN, st.lists(st.integers(0, 120), max_size=6))
 def test_where_the_stream_was_cut_makes_no_difference(text: str, cuts: list[int]) -> None:
     """A block that is printed cannot be taken back: it must be what it would be with all of the text at hand."""
@@ -145,6 +148,7 @@ def test_line_ends_and_numbers_of_a_list_stay_and_nothing_fills_the_line() -> No
     assert drawn("one\ntwo") == "one\ntwo\n"
 
 
+@settings(deadline=None)  # a busy machine is no failure
 @given(
     st.lists(
         st.sampled_from(["word", "**bold**", "`code`", "\n", "\n\n", "- ", "> ", "1. ", "| ", "```\n"]), max_size=30
