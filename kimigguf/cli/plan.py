@@ -153,7 +153,7 @@ def command(
     )
     if form is not None:
         check_format(app, form, drawn={"--explain": explain, "--verbose": verbose})
-    wish = plan_command.wished(host, port, api_key_file, extra)
+    wish = plan_command.wished(app, host, port, api_key_file, extra)
     reserves = [None if text is None else parse_size(text) for text in (reserve_ram, reserve_vram)]
     with app.show.progress() as listen:
         target = resolve(app, model, models_dir=models_dir, ask_hub=ask_hub or verify, listen=listen)

@@ -34,16 +34,19 @@ class Wish:
         return None if self.api_key_file is None else str(self.api_key_file.expanduser().absolute())
 
 
-def wished(host: str, port: int, api_key_file: Path | None, extra: tuple[str, ...]) -> Wish:
+def wished(app: App, host: str, port: int, api_key_file: Path | None, extra: tuple[str, ...]) -> Wish:
     """What was asked of the server, if a server may be so.
 
     Raises:
-        UsageError: ``key-needed``, ``bad-key-file``.
+        UsageError: ``key-needed``, ``bad-key-file``, ``tls-half``, ``tls-unusable``.
     """
     from kimigguf.engines.command import is_loopback
     from kimigguf.engines.keys import read_keys
+    from kimigguf.engines.tls import absolute, served_certificate
 
-    wish = Wish(host=host, port=port, api_key_file=api_key_file, extra=extra)
+    with app.show.progress() as listen:
+        served_certificate(extra, listen)
+    wish = Wish(host=host, port=port, api_key_file=api_key_file, extra=absolute(extra))
     if wish.api_key_path is not None:
         read_keys(Path(wish.api_key_path))
     elif not is_loopback(host):

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from kimigguf.cli.plan import Answer, Refusal
     from kimigguf.cli.plan_command import Wish
     from kimigguf.engines.export import Export, Service
+    from kimigguf.placement.plan import Plan
 
 FORMATS: Final = ("systemd", "preset", "docker", "env", "shell")
 
@@ -51,7 +52,7 @@ def write(app: App, answer: "Answer", wish: "Wish", form: str, remake: str) -> N
     Raises:
         UsageError: ``plan-without-files``, ``not-expressible``, ``no-image``.
     """
-    service = _service(app, answer, wish, remake)
+    service = _service(app, answer, wish, form, remake)
     made = _writer(form)(service)
     plan = answer.plan
     left_out = f"left out, because this engine does not know it: {', '.join(service.command.left_out)}"
@@ -79,7 +80,18 @@ def _writer(form: str) -> "Callable[[Service], Export]":
     return dict(zip(FORMATS, (systemd_unit, preset, docker_script, environment, shell_script), strict=True))[form]
 
 
-def _service(app: App, answer: "Answer", wish: "Wish", remake: str) -> "Service":
+def _require_real_files(plan: "Plan") -> None:
+    """Refuse links: a container is given their folder and not what they lead to."""
+    folder = plan.model.folder or ""
+    if links := [file.name for file in plan.model.files if os.path.islink(f"{folder}/{file.name}")]:  # noqa: PTH114 -- never raises
+        raise UsageError(
+            f"{links[0]} is a link, and a container sees only the folder that it lies in",
+            code="not-expressible",
+            hint=f"take the files over first: {shlex.join(['kimigguf', 'import', folder])}",
+        )
+
+
+def _service(app: App, answer: "Answer", wish: "Wish", form: str, remake: str) -> "Service":
     from kimigguf.engines.command import VARIABLES, device_names
     from kimigguf.engines.export import CARRIED, Service
     from kimigguf.engines.serving import load_serving
@@ -93,6 +105,8 @@ def _service(app: App, answer: "Answer", wish: "Wish", remake: str) -> "Service"
             cause="; ".join(answer.warnings) or None,
             hint=f"{shlex.join(['kimigguf', 'download', quant])} && {remake}",
         )
+    if form == "docker":
+        _require_real_files(plan)
     profile = load_serving(plan.model.architecture, app.environ)
     user, group, name = _user()
     return Service(

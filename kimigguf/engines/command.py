@@ -41,6 +41,8 @@ VARIABLES: Final[Mapping[str, str]] = MappingProxyType(
         "--tensor-split": "LLAMA_ARG_TENSOR_SPLIT",
         "--override-tensor": "LLAMA_ARG_OVERRIDE_TENSOR",
         "--chat-template-kwargs": "LLAMA_ARG_CHAT_TEMPLATE_KWARGS",
+        "--ssl-key-file": "LLAMA_ARG_SSL_KEY_FILE",
+        "--ssl-cert-file": "LLAMA_ARG_SSL_CERT_FILE",
     }
 )
 """The variables that say what the flags given here say; those of a profile's settings stand beside them."""

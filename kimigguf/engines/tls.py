@@ -81,6 +81,19 @@ def served_certificate(extra: Sequence[str], listen: Listener = ignore) -> str |
     return str(files.certificate)
 
 
+def absolute(extra: Sequence[str]) -> tuple[str, ...]:
+    """The arguments with the files of TLS as any folder can name them; all others as they are.
+
+    Raises:
+        UsageError: ``tls-half``.
+    """
+    files = tls_files(extra)
+    if files is None:
+        return tuple(extra)
+    whole = {KEY_FLAG: str(files.key), CERTIFICATE_FLAG: str(files.certificate)}
+    return tuple(whole.get(spelled(before), word) for before, word in zip(("", *extra), extra, strict=False))
+
+
 def check_files(files: TlsFiles) -> Identity:
     """What the certificate is for; it and its key were read, fit together and are good today.
 

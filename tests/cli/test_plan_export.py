@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from fakes.certificates import make
 from fakes.engine import mainline, write_engine
 
 from kimigguf.cli.app import App, run
@@ -185,3 +186,34 @@ def test_the_plan_s_own_command_takes_the_same_wishes(
     argv = json.loads(capsys.readouterr().out)["command"]["argv"]
     assert argv[argv.index("--port") + 1] == "9000"
     assert argv[-2:] == ["--threads", "3"]
+
+
+def test_tls_files_are_tried_and_named_as_any_folder_can(
+    tmp_path: Path, environ: dict[str, str], tiny: Callable[..., Path], capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """A unit runs in another folder than the one that it was planned in."""
+    monkeypatch.chdir(tmp_path)
+    make(tmp_path)
+    argv = (str(tiny()), "--context", "4096", "--format")
+    half = ("--", "--ssl-key-file", "server.key.pem")
+    assert refused(capsys, environ, *argv, "systemd", *half)[0] == 2
+    missing = refused(capsys, environ, *argv, "systemd", *half, "--ssl-cert-file", "none.pem")
+    assert "tls-unusable" in missing[1]
+    for form in FORMATS:
+        assert plan(environ, *argv, form, *half, "--ssl-cert-file", "server.pem") == 0
+        captured = capsys.readouterr()
+        assert str(tmp_path / "server.pem") in captured.out
+        assert "https://127.0.0.1:8080/v1" in captured.err
+
+
+def test_links_are_not_handed_to_a_container_that_cannot_follow_them(
+    tmp_path: Path, environ: dict[str, str], tiny: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    links = tmp_path / "links"
+    links.mkdir()
+    for path in tiny().glob("*.gguf"):
+        (links / path.name).symlink_to(path)
+    code, said = refused(capsys, environ, str(links), "--context", "4096", "--format", "docker")
+    assert (code, f"kimigguf import {links}" in said) == (2, True)
+    assert plan(environ, str(links), "--context", "4096", "--format", "shell") == 0

@@ -23,7 +23,7 @@ from kimigguf.engines.passthrough import check_extra
 from kimigguf.engines.preflight import check_tls
 from kimigguf.engines.registry import Entry, ProcessId, certificate_at, entered
 from kimigguf.engines.selftest import Refused, poster
-from kimigguf.engines.tls import TlsFiles, check_files, client_host, served_certificate, speaks_tls, tls_files
+from kimigguf.engines.tls import TlsFiles, absolute, check_files, client_host, served_certificate, speaks_tls, tls_files
 from kimigguf.errors import UsageError
 from kimigguf.events import Event, Notice
 
@@ -87,6 +87,13 @@ def test_the_files_are_let_through_and_found(files: TlsFiles) -> None:
     assert tls_files(("--threads", "3")) is None
     written = ("--ssl_cert_file", "c.pem", "--ssl-key-file", "k.pem")
     assert tls_files(written, Path("/etc")) == TlsFiles(key=Path("/etc/k.pem"), certificate=Path("/etc/c.pem"))
+
+
+def test_the_files_are_named_as_any_folder_can(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    extra = ("--threads", "3", "--ssl_key_file", "k.pem", "--ssl-cert-file", "/etc/c.pem")
+    assert absolute(extra) == (*extra[:3], f"{tmp_path}/k.pem", "--ssl-cert-file", "/etc/c.pem")
+    assert absolute(("--threads", "3")) == ("--threads", "3")
 
 
 @pytest.mark.parametrize("half", [("--ssl-key-file", "k"), ("--ssl-cert-file", "c"), ("--ssl-cert-file",)])
