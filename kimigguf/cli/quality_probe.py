@@ -39,6 +39,8 @@ from kimigguf.errors import ExitCode, MachineError, UsageError
               help="Take the reference's answers from the --out folder of an earlier run.")  # fmt: skip
 @click.option("--budget-usd", type=click.FloatRange(min=0), metavar="USD",
               help="Never spend more than this on the reference; no question is asked then.")  # fmt: skip
+@click.option("--token-level", type=click.IntRange(min=0), default=0, show_default=True, metavar="N",
+              help="Also compare the first tokens of N answers, where both sides give log-probabilities.")  # fmt: skip
 @click.option("--costs", type=click.Path(path_type=Path, dir_okay=False, exists=True), metavar="FILE",
               help="Your prices (TOML): what a solved task costs on either side, and the break-even.")  # fmt: skip
 @click.option("--yes", is_flag=True, help="Spend what it costs without being asked.")
@@ -63,6 +65,7 @@ def command(
     reference_run: Path | None,
     budget_usd: float | None,
     costs: Path | None,
+    token_level: int,
     yes: bool,
 ) -> int:
     """Say whether a running quant still answers like the reference, as far as the answers can bear it.
@@ -115,6 +118,7 @@ def command(
         reference_run=reference_run,
         budget_usd=budget_usd,
         costs=costs,
+        token_level=token_level,
     )
     app: App = context.obj
     with app.show.progress() as listen:

@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, TypeVar
 from urllib.parse import urlsplit
 
 import httpx2
@@ -14,13 +14,17 @@ import openai
 
 from kimigguf.errors import KimiggufError, NetworkError, UsageError
 from kimigguf.probe.calls import Fault, FaultKind, MadeCall, Outcome, Reply, Shape
+from kimigguf.probe.logprobs import Continuation
+from kimigguf.probe.logprobs import read as read_logprobs
 from kimigguf.probe.references import Purse
 from kimigguf.probe.suites import Item
 from kimigguf.probe.turns import as_sent, ask_on
+from kimigguf.probe.unstreamed import whole_reply
 
 KEY_VARIABLES: Final[Mapping[str, str]] = {
     "candidate": "KIMIGGUF_CANDIDATE_API_KEY",
     "reference": "KIMIGGUF_REFERENCE_API_KEY",
+    "judge": "KIMIGGUF_JUDGE_API_KEY",
 }
 _NOT_RETRIED: Final = {FaultKind.KEY, FaultKind.REQUEST, FaultKind.NONSENSE, FaultKind.BUDGET}
 _MORE_ROOM: Final = 4
@@ -29,6 +33,7 @@ _LONGEST_WAIT_SECONDS: Final = 60.0
 _CONNECT_SECONDS: Final = 15.0
 
 Sleep: TypeAlias = Callable[[float], None]
+R = TypeVar("R", Reply, Continuation)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,16 +154,39 @@ class Asker:
 
     def _ask_once(self, endpoint: Endpoint, item: Item, max_tokens: int | None) -> Outcome:
         """One turn; an answer that was cut off while thinking is asked for once more, with more room."""
-        outcome = self._with_tries(endpoint, item, max_tokens)
+        outcome = self._with_tries(item, max_tokens, lambda: self._once(endpoint, item, max_tokens))
         if isinstance(outcome, Reply) and outcome.shape is Shape.CUT_OFF_THINKING and max_tokens is not None:
-            again = self._with_tries(endpoint, item, max_tokens * _MORE_ROOM)
+            room = max_tokens * _MORE_ROOM
+            again = self._with_tries(item, room, lambda: self._once(endpoint, item, room))
             return replace(again, earlier=outcome.spent) if isinstance(again, Reply) else outcome
         return outcome
 
-    def _with_tries(self, endpoint: Endpoint, item: Item, max_tokens: int | None) -> Outcome:
+    def beginning(
+        self, endpoint: Endpoint, item: Item, max_tokens: int, *, top: int, greedy: bool
+    ) -> Continuation | Fault:
+        """The first tokens of an answer, with the ``top`` likeliest at each."""
+
+        def once() -> Continuation:
+            sent = {**self._optional(item, max_tokens), "logprobs": True, "top_logprobs": top}
+            if greedy:
+                sent["temperature"] = 0.0
+            messages: Any = as_sent(item.conversation)
+            said = self._client.chat.completions.create(model=endpoint.model, messages=messages, stream=False, **sent)
+            positions, why = read_logprobs(said.choices[0].logprobs if said.choices else None)
+            usage = said.usage
+            return Continuation(
+                positions=positions,
+                why=why,
+                prompt_tokens=None if usage is None else usage.prompt_tokens,
+                completion_tokens=None if usage is None else usage.completion_tokens,
+            )
+
+        return self._with_tries(item, max_tokens, once)
+
+    def _with_tries(self, item: Item, max_tokens: int | None, once: Callable[[], R]) -> R | Fault:
         for tried in range(1, self._settings.tries + 1):
             try:
-                return self._paid(endpoint, item, max_tokens)
+                return self._paid(item, max_tokens, once)
             except _FAILURES as error:
                 fault = _fault(error, tries=tried)
                 if self._may_do_without_usage(fault):
@@ -175,16 +203,16 @@ class Asker:
             return True
         return False
 
-    def _paid(self, endpoint: Endpoint, item: Item, max_tokens: int | None) -> Reply:
+    def _paid(self, item: Item, max_tokens: int | None, once: Callable[[], R]) -> R:
         """One request, paid for; what came back without a count of tokens is taken to have cost the most."""
         if self.purse is None or max_tokens is None:
-            return self._once(endpoint, item, max_tokens)
+            return once()
         aside = self.purse.prices.most(item, max_tokens)
         if not self.purse.set_aside(aside):
             raise _Spent("the budget does not hold another call")
         cost: float | None = None
         try:
-            reply = self._once(endpoint, item, max_tokens)
+            reply = once()
             if reply.prompt_tokens is not None and reply.completion_tokens is not None:
                 cost = self.purse.prices.cost(reply.prompt_tokens, reply.completion_tokens)
         except openai.APIStatusError:
@@ -194,7 +222,8 @@ class Asker:
             self.purse.settle(aside, cost)
         return reply
 
-    def _once(self, endpoint: Endpoint, item: Item, max_tokens: int | None) -> Reply:
+    def _optional(self, item: Item, max_tokens: int | None) -> dict[str, Any]:
+        """What a request carries besides the model and the conversation, where it is not left to the endpoint."""
         optional: dict[str, Any] = {}
         if max_tokens is not None:
             optional["max_tokens"] = max_tokens
@@ -212,6 +241,35 @@ class Asker:
                 }
                 for tool in item.tools
             ]
+        return optional
+
+    def send(
+        self, endpoint: Endpoint, item: Item, max_tokens: int | None, *, stream: bool, extra: Mapping[str, Any]
+    ) -> Outcome:
+        """One turn, taken as it comes: no second one with more room, no tool loop. ``extra`` goes into its body."""
+        if stream:
+            return self._with_tries(item, max_tokens, lambda: self._once(endpoint, item, max_tokens, extra))
+        return self._with_tries(item, max_tokens, lambda: self._whole(endpoint, item, max_tokens, extra))
+
+    def _whole(self, endpoint: Endpoint, item: Item, max_tokens: int | None, extra: Mapping[str, Any]) -> Reply:
+        """One request whose answer comes in one piece."""
+        optional = self._optional(item, max_tokens)
+        messages: Any = as_sent(item.conversation)
+        started = time.monotonic()
+        said = self._client.chat.completions.create(
+            model=endpoint.model, messages=messages, stream=False, extra_body=dict(extra), **optional
+        )
+        reply = whole_reply(said, time.monotonic() - started, max_tokens)
+        if reply is None:
+            raise _Cut("the answer has no choices")
+        return reply
+
+    def _once(
+        self, endpoint: Endpoint, item: Item, max_tokens: int | None, extra: Mapping[str, Any] | None = None
+    ) -> Reply:
+        optional = self._optional(item, max_tokens)
+        if extra:
+            optional["extra_body"] = dict(extra)
         if self._usage_in_stream:
             optional["stream_options"] = {"include_usage": True}
         messages: Any = as_sent(item.conversation)
@@ -275,9 +333,6 @@ class _Gathered:
             self._thinking.append(thinking)
             self._content.append(content)
             self._finish = choice.finish_reason or self._finish
-
-    def _made(self) -> list[tuple[int, list[str]]]:
-        return sorted(self._calls.items())
 
     def reply(self, seconds: float, max_tokens: int | None) -> Reply:
         if self._finish is None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
 from importlib.resources import files
 from string import Template
-from typing import Final
+from typing import Any, Final
 
 from kimigguf import __version__
 from kimigguf.probe.calls import Arm, Call, Fault, Reply
@@ -35,6 +35,7 @@ def page(
     candidate: Endpoint,
     reference: Endpoint,
     settings: Mapping[str, object],
+    exact: Mapping[str, Any] | None = None,
 ) -> str:
     """The whole page. Everything that comes from an endpoint or a suite is escaped."""
     template = Template(files("kimigguf.probe").joinpath("page.html").read_text(encoding="utf-8"))

@@ -8,6 +8,7 @@ from kimigguf.probe.calls import Shape
 from kimigguf.probe.client import Endpoint
 from kimigguf.probe.cost import Economics, cost_rows
 from kimigguf.probe.intervals import Verdict, proportion
+from kimigguf.probe.logprobs import TokenLevel
 from kimigguf.probe.score import ArmSummary, Metric, Scores
 from kimigguf.probe.triggers import Triggers
 
@@ -53,6 +54,7 @@ def record(
         "prompt_tokens": asdict(scores.parity) | {"meaning": scores.parity.sentence},
         "tool_triggers": _trigger_record(scores.triggers),
         "tool_triggers_noise": _trigger_record(scores.triggers_noise),
+        "token_level": None if scores.tokens is None else asdict(scores.tokens),
         "cost": _cost_record(scores, spent_usd),
         "arms": [_arm_record(arm) for arm in scores.arms],
         "items": [asdict(result) for result in scores.results],
@@ -81,6 +83,28 @@ def trigger_sentence(scores: Scores) -> str | None:
         return None
     own = f"the reference against itself: {percent(noise.f1)}"
     return f"calls a tool where the reference does: F1 {percent(found.f1)} ({own})"
+
+
+def token_sentences(found: TokenLevel | None) -> tuple[str, ...]:
+    """What both hold for likely, in words; nothing where nobody asked."""
+    if found is None:
+        return ()
+    lines = [f"token level, {found.questions} answers' beginnings:"]
+    for name, pair in (("candidate against the reference", found.pair), ("the reference against itself", found.noise)):
+        if pair is None:
+            lines.append(f"  {name}: unknown")
+        else:
+            span = "" if pair.low is None else f" [{percent(pair.low)}, {percent(pair.high)}]"
+            lines.append(
+                f"  {name}: the same likeliest token for {percent(pair.agreement)}{span} of {pair.tokens:,} shared "
+                f"tokens; divergence at least {pair.divergence:.4f} nats (of the {pair.top} likeliest)"
+            )
+    lines += [
+        f"  {name} is sure of its own text to {own.mean_logprob:.3f} nats a token ({own.tokens:,} tokens)"
+        for name, own in (("the candidate", found.candidate), ("the reference", found.reference))
+        if own is not None
+    ]
+    return (*lines, *(f"  unknown: {reason}" for reason in found.unknown))
 
 
 def sentence(metric: Metric) -> str:
@@ -129,6 +153,8 @@ def draw(console: "Console", scores: Scores, candidate: Endpoint, reference: End
     if (decisions := trigger_sentence(scores)) is not None:
         console.print(decisions, markup=False)
     console.print(f"prompt tokens, candidate against reference: {scores.parity.sentence}", markup=False)
+    for line in token_sentences(scores.tokens):
+        console.print(line, markup=False)
     if scores.economics is not None and not _free(scores.economics):
         console.print(_table_of(("", "candidate", "reference"), cost_rows(scores.economics)))
         console.print(f"break-even with the reference: {scores.economics.meaning}", markup=False)

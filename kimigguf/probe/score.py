@@ -16,12 +16,18 @@ from kimigguf.probe.calls import Arm, Call, Fault, FaultKind, Reply, Shape
 from kimigguf.probe.checkers import call_valid, passed, said
 from kimigguf.probe.cost import Economics
 from kimigguf.probe.intervals import Interval, Verdict, holm, interval, judge
+from kimigguf.probe.logprobs import TokenLevel
 from kimigguf.probe.parity import Parity, prompt_parity
 from kimigguf.probe.suites import Item, Rubric, Suite
 from kimigguf.probe.triggers import Triggers, triggers
 
 COUNTED: Final = {Shape.ANSWERED, Shape.EMPTY, Shape.CUT_OFF}
 """Replies that can be right or wrong. A cut-off thought, a tool call and a filter's veto are no answers to judge."""
+
+
+_RIGHT: Final = "right answers"
+_LEAST_ITEMS: Final = 5
+"""Fewer questions of a category bear no verdict worth the correction for looking at one more number."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +38,8 @@ class Round:
     candidate: Reply | None
     reference: Reply | None
     again: Reply | None
+    refused: bool = False
+    """The candidate would not take the question (too long for it, or a parameter): no wrong answer, but none at all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +71,9 @@ class Metric:
     """One comparison. ``noise`` is the reference's own difference from itself, on the same items.
 
     ``difference`` is candidate less reference, ``adjusted_p`` its p-value corrected over all metrics of the report,
-    ``more_needed`` how many more items would settle an open verdict.
+    ``more_needed`` how many more items would settle an open verdict. ``category`` is set where only its questions are
+    looked at: what is broken in one category would drown among the others. It can say "worse"; it is too small to be
+    shown to be the same, so it never holds back the verdict of the whole.
     """
 
     name: str
@@ -75,6 +85,7 @@ class Metric:
     adjusted_p: float | None
     verdict: Verdict
     more_needed: int | None
+    category: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,11 +120,12 @@ class Scores:
     triggers_noise: Triggers
     results: tuple[ItemResult, ...]
     economics: Economics | None = None
+    tokens: TokenLevel | None = None
 
     @property
     def verdict(self) -> Verdict:
         """The worst that a metric says."""
-        verdicts = {metric.verdict for metric in self.metrics}
+        verdicts = {m.verdict for m in self.metrics if m.category is None or m.verdict is Verdict.WORSE}
         for verdict in (Verdict.WORSE, Verdict.UNKNOWN, Verdict.NOT_ENOUGH):
             if verdict in verdicts:
                 return verdict
@@ -126,7 +138,7 @@ def score(suite: Suite, calls: Iterable[Call], *, tolerance: float) -> Scores:
     rounds = _rounds(suite, calls)
     measures = {"same answer as the reference": _same_pair, "answered at all": _any_pair}
     if any(map(_checked, suite.items)):
-        measures = {"right answers": _right_pair, **measures}
+        measures = {_RIGHT: _right_pair, **measures}
     return Scores(
         suite=suite.name,
         suite_sha256=suite.sha256,
@@ -134,7 +146,11 @@ def score(suite: Suite, calls: Iterable[Call], *, tolerance: float) -> Scores:
         repeats=max((call.repeat for call in calls), default=-1) + 1,
         tolerance=tolerance,
         arms=tuple(_summary(arm, suite, [call for call in calls if call.arm is arm]) for arm in Arm),
-        metrics=_judged({name: _compared(measure, rounds) for name, measure in measures.items()}, tolerance),
+        metrics=_judged(
+            {(name, None): _compared(measure, rounds) for name, measure in measures.items()}
+            | {(_RIGHT, category): _compared(_right_pair, own) for category, own in _by_category(rounds).items()},
+            tolerance,
+        ),
         parity=prompt_parity(calls),
         triggers=triggers(suite, calls, Arm.CANDIDATE),
         triggers_noise=triggers(suite, calls, Arm.REFERENCE_AGAIN),
@@ -142,8 +158,23 @@ def score(suite: Suite, calls: Iterable[Call], *, tolerance: float) -> Scores:
     )
 
 
+def _by_category(rounds: Sequence[tuple[int, Round]]) -> dict[str, list[tuple[int, Round]]]:
+    """The rounds of each category of checked questions that is large enough, where there is more than one."""
+    found: dict[str, list[tuple[int, Round]]] = defaultdict(list)
+    for repeat, one in rounds:
+        if _checked(one.item):
+            found[one.item.category].append((repeat, one))
+    sizes = {category: len({one.item.id for _, one in own}) for category, own in found.items()}
+    return {category: own for category, own in found.items() if sizes[category] >= _LEAST_ITEMS and len(found) > 1}
+
+
 def _rounds(suite: Suite, calls: Sequence[Call]) -> list[tuple[int, Round]]:
     replies = {(call.item, call.repeat, call.arm): call.outcome for call in calls if isinstance(call.outcome, Reply)}
+    refused = {
+        (call.item, call.repeat)
+        for call in calls
+        if call.arm is Arm.CANDIDATE and isinstance(call.outcome, Fault) and call.outcome.kind is FaultKind.REQUEST
+    }
     repeats = sorted({call.repeat for call in calls})
 
     def reply(item: Item, repeat: int, arm: Arm) -> Reply | None:
@@ -158,6 +189,7 @@ def _rounds(suite: Suite, calls: Sequence[Call]) -> list[tuple[int, Round]]:
                 candidate=reply(item, repeat, Arm.CANDIDATE),
                 reference=reply(item, repeat, Arm.REFERENCE),
                 again=reply(item, repeat, Arm.REFERENCE_AGAIN),
+                refused=(item.id, repeat) in refused,
             ),
         )
         for item in suite.items
@@ -205,10 +237,12 @@ def _same_pair(one: Round) -> _Pair | None:
 
 
 def _any_pair(one: Round) -> _Pair | None:
-    if one.candidate is None or one.reference is None or one.again is None:
+    if (one.candidate is None and not one.refused) or one.reference is None or one.again is None:
         return None
     replies = (one.candidate, one.reference, one.again)
-    candidate, reference, again = (float(bool(reply.content.strip() or reply.calls)) for reply in replies)
+    candidate, reference, again = (
+        float(reply is not None and bool(reply.content.strip() or reply.calls)) for reply in replies
+    )
     return _Pair(candidate=candidate, reference=(reference + again) / 2, noise=again - reference)
 
 
@@ -245,21 +279,23 @@ def _compared(measure: Callable[[Round], _Pair | None], rounds: Sequence[tuple[i
     )
 
 
-def _judged(compared: Mapping[str, _Compared], tolerance: float) -> tuple[Metric, ...]:
+def _judged(compared: Mapping[tuple[str, str | None], _Compared], tolerance: float) -> tuple[Metric, ...]:
     tested = {name: one.difference.p_value for name, one in compared.items() if one.difference is not None}
     adjusted = dict(zip(tested, holm(tuple(tested.values())), strict=True))
     metrics = []
-    for name, one in compared.items():
-        verdict, more = judge(one.difference, adjusted.get(name), tolerance)
+    for (name, category), one in compared.items():
+        adjusted_p = adjusted.get((name, category))
+        verdict, more = judge(one.difference, adjusted_p, tolerance)
         metrics.append(
             Metric(
-                name=name,
+                name=name if category is None else f"{name}: {category}",
+                category=category,
                 candidate=one.candidate,
                 reference=one.reference,
                 noise=one.noise,
                 items=one.items,
                 difference=one.difference,
-                adjusted_p=adjusted.get(name),
+                adjusted_p=adjusted_p,
                 verdict=verdict if one.items else Verdict.UNKNOWN,
                 more_needed=more,
             )

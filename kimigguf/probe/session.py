@@ -8,6 +8,7 @@ from typing import Any
 
 from kimigguf.errors import UsageError
 from kimigguf.events import Listener
+from kimigguf.probe import token_level
 from kimigguf.probe.calls import Arm, Call
 from kimigguf.probe.client import Asker, Endpoint, Settings
 from kimigguf.probe.cost import Costs, economics, load_costs
@@ -17,6 +18,7 @@ from kimigguf.probe.report import record
 from kimigguf.probe.run import Side, jobs, open_store, reference_calls, run, write_reports
 from kimigguf.probe.score import Scores, score, solved
 from kimigguf.probe.suites import Suite, load_suite
+from kimigguf.probe.teacher_forced import read as read_exact
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +41,7 @@ class Request:
     reference_run: Path | None = None
     budget_usd: float | None = None
     costs: Path | None = None
+    token_level: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,9 +77,21 @@ def probe(request: Request, environ: Mapping[str, str], *, agree: Callable[[floa
         left = Side(asker=judged, endpoint=judged.endpoint(request.candidate_model))
         right = Side(asker=standard, endpoint=standard.endpoint(request.reference_model or known.model))
         calls = _ask(request, suite, left, right, agree=agree, listen=listen)
+        tokens = None
+        if request.token_level:
+            tokens = token_level.compare_tokens(
+                suite,
+                request.token_level,
+                left,
+                right,
+                pinned=known.temperature is not None,
+                folder=request.out,
+                reference_run=request.reference_run,
+                listen=listen,
+            )
     right_by_item = solved(suite, calls)
     prices = economics(calls, right_by_item, costs, known.prices, parallel=request.parallel)
-    scores = replace(score(suite, calls, tolerance=request.tolerance), economics=prices)
+    scores = replace(score(suite, calls, tolerance=request.tolerance), economics=prices, tokens=tokens)
     spent = None if purse is None else purse.spent_usd
     return _finding(request, suite, calls, scores, candidate=left.endpoint, reference=right.endpoint, spent_usd=spent)
 
@@ -120,7 +135,9 @@ def _ask(
         left_over = sum(job.key not in done and job.arm is not Arm.CANDIDATE for job in jobs(suite, request.repeats))
         max_tokens = request.max_tokens or suite.max_tokens
         if left_over and right.asker.purse is not None and request.budget_usd is None and max_tokens is not None:
-            most = most_usd(right.asker.purse.prices, suite, max_tokens, left_over)
+            prices = right.asker.purse.prices
+            most = most_usd(prices, suite, max_tokens, left_over)
+            most += token_level.most_usd(prices, suite, request.token_level)
             if not agree(most):
                 raise UsageError(
                     f"the reference may cost up to ${most:.2f}, and that was not agreed to",
@@ -149,9 +166,10 @@ def _finding(
     reference: Endpoint,
     spent_usd: float | None,
 ) -> Finding:
-    answer = record(scores, candidate, reference, spent_usd=spent_usd)
+    exact = None if request.out is None else read_exact(request.out)
+    answer = {**record(scores, candidate, reference, spent_usd=spent_usd), "exact": exact}
     if request.out is not None:
         settings = _described(request, suite, candidate, reference)
-        html = page(scores, suite, calls, candidate=candidate, reference=reference, settings=settings)
+        html = page(scores, suite, calls, candidate=candidate, reference=reference, settings=settings, exact=exact)
         write_reports(request.out, answer, html)
     return Finding(scores=scores, candidate=candidate, reference=reference, answer=answer)

@@ -39,6 +39,7 @@ _TRIES: Final = 3
 
 On a busy machine a small model is gone before they are written; a large one takes longer to free than they do to write.
 """
+SCHEMA: Final = "kimigguf.quality-exact/1"
 FILE: Final = "exact.json"
 """The name of the answer in a run's folder, where reports look for it."""
 
@@ -125,7 +126,7 @@ def suite_text(suite: Suite) -> str:
 def record(exact: Exact) -> dict[str, Any]:
     """The answer as JSON."""
     return {
-        "schema": "kimigguf.quality-exact/1",
+        "schema": SCHEMA,
         "candidate": {"name": exact.candidate, "size_bytes": exact.candidate_bytes},
         "reference": {"name": exact.reference},
         "tool": exact.tool,
@@ -149,6 +150,15 @@ def write(folder: Path, answer: Mapping[str, Any]) -> None:
         raise MachineError(
             f"cannot write to {folder}", code="cannot-write", cause=error.strerror, hint="choose another --out DIR"
         ) from error
+
+
+def read(folder: Path) -> dict[str, Any] | None:
+    """The answer that was kept in a run's folder; None if there is none that can be read."""
+    try:
+        answer = json.loads((folder / FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return answer if isinstance(answer, dict) and answer.get("schema") == SCHEMA else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,6 +24,8 @@ class Say:
     cut: bool = False
     usage: bool = True
     stall_seconds: float = 0.0
+    logprobs: tuple[dict[str, Any], ...] | None = None
+    """What stands in ``logprobs.content`` of an answer that is not streamed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +87,8 @@ class _Handler(BaseHTTPRequestHandler):
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             if isinstance(said, Refuse):
                 self._error(said)
+            elif not body.get("stream"):
+                self._whole(said)
             else:
                 self._stream(said, with_usage=(body.get("stream_options") or {}).get("include_usage", False))
 
@@ -118,6 +122,14 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header(name, value)
         self.end_headers()
         self.wfile.write(data)
+
+    def _whole(self, said: Say) -> None:
+        message = {"role": "assistant", "content": said.content, "reasoning_content": said.thinking or None}
+        logprobs = None if said.logprobs is None else {"content": list(said.logprobs)}
+        choice = {"index": 0, "message": message, "finish_reason": said.finish_reason, "logprobs": logprobs}
+        usage = {"prompt_tokens": 11, "completion_tokens": 7, "total_tokens": 18}
+        whole = {"id": "x", "object": "chat.completion", "created": 0, "model": "k3", "choices": [choice]}
+        self._send(200, json.dumps({**whole, "usage": usage}).encode())
 
     def _stream(self, said: Say, *, with_usage: bool) -> None:
         self.send_response(200)
