@@ -76,6 +76,12 @@ FATAL: Final = (
         "leave the cache types to the plan: --kv-type sets both",
     ),
     symptom(
+        r"server is built without SSL support",
+        "no-tls",
+        "the engine was built without TLS, and was given a key and a certificate",
+        "use a llama.cpp built with OpenSSL (--engine-path DIR), a TLS proxy in front, or ssh -N -L",
+    ),
+    symptom(
         r"couldn't bind|address already in use|bind HTTP server socket",
         "port-in-use",
         "the port is taken by another program",

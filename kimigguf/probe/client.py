@@ -3,6 +3,7 @@
 import contextlib
 import ipaddress
 import json
+import ssl
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -12,6 +13,9 @@ from urllib.parse import urlsplit
 import httpx2
 import openai
 
+from kimigguf.engines.registry import certificate_at
+from kimigguf.engines.session import servers_folder
+from kimigguf.engines.tls import trusting
 from kimigguf.errors import KimiggufError, NetworkError, UsageError
 from kimigguf.probe.calls import Fault, FaultKind, MadeCall, Outcome, Reply, Shape
 from kimigguf.probe.logprobs import Continuation
@@ -85,6 +89,14 @@ def base_url(text: str, role: str) -> str:
     return f"{parts.scheme}://{host}" + (f":{port}" if port else "") + (path if path.endswith("/v1") else f"{path}/v1")
 
 
+def _trust(url: str, environ: Mapping[str, str]) -> ssl.SSLContext | bool:
+    """Whom to trust at ``url``: a server of this user's by its own certificate, any other as usual."""
+    if not (url.startswith("https:") and _on_loopback(url)):
+        return True
+    certificate = certificate_at(servers_folder(environ), url)
+    return True if certificate is None else trusting(certificate)
+
+
 class Asker:
     """A client of one endpoint. Safe to use from several threads; close it when done."""
 
@@ -112,7 +124,9 @@ class Asker:
             # Servers without keys take any; without this the library would look for a variable of its own.
             api_key=environ.get(KEY_VARIABLES[role]) or environ.get(key_variable or "") or "none",
             max_retries=0,
-            http_client=openai.DefaultHttpxClient(timeout=timeout, trust_env=not _on_loopback(self.url)),
+            http_client=openai.DefaultHttpxClient(
+                timeout=timeout, trust_env=not _on_loopback(self.url), verify=_trust(self.url, environ)
+            ),
         )
 
         # Variables of the library's own must not reach a server that is not OpenAI's.

@@ -19,6 +19,7 @@ CASES = {
     "engine-too-old": "llama_model_load: error loading model: unknown model architecture: 'kimi-k3'",
     "tensor-type-unknown": "gguf_init_from_file: tensor 'blk.1.ffn_up_exps.weight' has invalid ggml type 66. should be "
     "in [0, 43)",
+    "no-tls": "srv          init: the server is built without SSL support",
     "port-in-use": "srv         start: couldn't bind HTTP server socket, hostname: 127.0.0.1, port: 18084",
     "cache-types-differ": "llama_init_from_model: model does not support different K (q8_0) and V (f16) cache types",
     "engine-flag-unknown": "error: invalid argument: --nonsense",

@@ -1,11 +1,13 @@
 """TLS of a served engine: what is refused before the load, and who passes for the server after it."""
 
 import json
+import os
 import ssl
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -23,9 +25,11 @@ from kimigguf.engines.passthrough import check_extra
 from kimigguf.engines.preflight import check_tls
 from kimigguf.engines.registry import Entry, ProcessId, certificate_at, entered
 from kimigguf.engines.selftest import Refused, poster
+from kimigguf.engines.session import servers_folder
 from kimigguf.engines.tls import TlsFiles, absolute, check_files, client_host, served_certificate, speaks_tls, tls_files
-from kimigguf.errors import UsageError
+from kimigguf.errors import NetworkError, UsageError
 from kimigguf.events import Event, Notice
+from kimigguf.probe.client import Asker, Settings
 
 
 def flags(files: TlsFiles) -> tuple[str, ...]:
@@ -178,8 +182,6 @@ def test_a_certificate_that_is_gone_is_no_crash_of_what_watches(tmp_path: Path) 
 
 
 def test_a_running_server_is_known_by_what_it_was_started_with(files: TlsFiles, tmp_path: Path) -> None:
-    import os
-
     me = ProcessId.of(os.getpid())
     assert me is not None
     entry = Entry(
@@ -195,6 +197,22 @@ def test_a_running_server_is_known_by_what_it_was_started_with(files: TlsFiles, 
         assert certificate_at(tmp_path, "https://127.0.0.1:8444") is None
         assert certificate_at(tmp_path, "https://api.moonshot.ai:8443") is None
     assert replace(entry, arguments=("UD-IQ1_M",)).address.url == "http://127.0.0.1:8443"
+
+
+def test_the_probe_trusts_a_server_of_this_users_by_its_own_certificate(files: TlsFiles, tmp_path: Path) -> None:
+    environ = {"XDG_STATE_HOME": str(tmp_path / "state")}
+    me = ProcessId.of(os.getpid())
+    assert me is not None
+    with serving(files) as port:
+        entry = Entry(
+            name="k3", supervisor=me, engine=me, host="127.0.0.1", port=port, alias="k3", quant=None, log="l",
+            plan_file="p", arguments=("--", *flags(files)), folder="/", started_at="now", planned_bytes=1,
+        )  # fmt: skip
+        asker = partial(Asker, "candidate", f"https://127.0.0.1:{port}", environ, Settings(tries=1))
+        with closing(asker()) as stranger, pytest.raises(NetworkError):
+            stranger.endpoint(None)
+        with entered(servers_folder(environ), entry), closing(asker()) as known:
+            assert known.endpoint(None).model == "kimi-k3"
 
 
 # -- how others reach it -----------------------------------------------------------------------------------------------
