@@ -27,16 +27,16 @@ def original() -> Path | None:
     return next(iter(Path(found.origin).parent.glob("*.gguf")), None)
 
 
-def coarser(bits: int) -> Callable[[Path, Path], None]:
-    """Rounds every layer's weights to ``bits`` bits in blocks of 32, as a Q3_1 or Q2_1 would hold them.
+def coarser(levels: int) -> Callable[[Path, Path], None]:
+    """Rounds every layer's weights to ``levels`` levels in blocks of 32 (the original has 16, 3 bits would have 8).
 
-    llama-quantize cannot make it: its 2 and 3-bit types need rows of a multiple of 256, and this model's have 576.
-    The levels are respaced, not only merged, so that the range of a block stays what it was.
+    llama-quantize makes nothing like it: its 2 and 3-bit types need rows of a multiple of 256, and most of this model's
+    have 576. The levels are respaced, not only merged, so that the range of a block stays what it was.
     """
 
     def write(source: Path, target: Path) -> None:
         shutil.copyfile(source, target)
-        most = 2**bits - 1
+        most = levels - 1
         for _, data in _layer_tensors(target):
             blocks = data.view(_Q4_1)
             pairs = blocks["pairs"]

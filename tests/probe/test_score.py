@@ -134,3 +134,39 @@ def test_the_order_of_calls_changes_nothing() -> None:
     mixed = made[:]
     random.Random(1).shuffle(mixed)
     assert score(suite(40), mixed, tolerance=0.05).metrics == score(suite(40), made, tolerance=0.05).metrics
+
+
+def two_categories(count: int, rare: int) -> Suite:
+    """``rare`` of the questions are about tools, the others about sums."""
+    items = [
+        Item(id=f"i{n}", prompt="?", check=Number(value=n), category="tools" if n < rare else "sums")
+        for n in range(count)
+    ]
+    return Suite(name="test", items=tuple(items), sha256="0" * 64)
+
+
+def test_what_is_broken_in_one_category_does_not_drown_among_the_others() -> None:
+    candidate: list[Outcome] = [reply("wrong" if n < 16 else str(n)) for n in range(400)]
+    made = calls(400, candidate=candidate)
+    found = score(two_categories(400, 16), made, tolerance=0.05)
+    assert metric(found, "right answers").verdict is not Verdict.WORSE
+    assert metric(found, "right answers: tools").verdict is Verdict.WORSE
+    assert metric(found, "right answers: sums").verdict is not Verdict.WORSE
+    assert found.verdict is Verdict.WORSE
+    assert score(suite(400), made, tolerance=0.05).verdict is not Verdict.WORSE
+
+
+def test_a_small_category_does_not_hold_back_the_verdict_of_the_whole() -> None:
+    found = score(two_categories(200, 8), calls(200), tolerance=0.05)
+    assert metric(found, "right answers: tools").verdict is Verdict.NOT_ENOUGH
+    assert found.verdict is Verdict.SAME
+
+
+def test_a_candidate_that_will_not_take_questions_gives_no_answers_to_them() -> None:
+    refusal = Fault(kind=FaultKind.REQUEST, status=400, text="exceeds the available context size", tries=1)
+    candidate: list[Outcome] = [refusal if n < 20 else reply(str(n)) for n in range(150)]
+    found = score(suite(150), calls(150, candidate=candidate), tolerance=0.05)
+    assert metric(found, "answered at all").verdict is Verdict.WORSE
+    assert metric(found, "right answers").candidate == 1.0
+    reference = score(suite(150), calls(150, reference=candidate), tolerance=0.05)
+    assert reference.verdict is Verdict.SAME
