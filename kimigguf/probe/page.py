@@ -2,7 +2,7 @@
 
 import difflib
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from importlib.resources import files
 from string import Template
@@ -11,18 +11,13 @@ from typing import Any, Final
 from kimigguf import __version__
 from kimigguf.probe.calls import Arm, Call, Fault, Reply
 from kimigguf.probe.client import Endpoint
-from kimigguf.probe.intervals import Verdict
-from kimigguf.probe.report import METHOD, WORDS, arm_rows, percent, sentence, trigger_sentence
-from kimigguf.probe.score import ItemResult, Metric, Scores
+from kimigguf.probe.cost import cost_rows
+from kimigguf.probe.intervals import proportion
+from kimigguf.probe.pictures import CLASSES, distributions, forest
+from kimigguf.probe.report import METHOD, WORDS, arm_rows, percent, sentence, token_sentences, trigger_sentence
+from kimigguf.probe.score import ItemResult, Scores
 from kimigguf.probe.suites import Item, Suite
 
-_CLASSES: Final[Mapping[Verdict, str]] = {
-    Verdict.SAME: "same",
-    Verdict.BETTER: "better",
-    Verdict.WORSE: "worse",
-    Verdict.NOT_ENOUGH: "not-enough",
-    Verdict.UNKNOWN: "unknown",
-}
 _LONGEST_DIFF: Final = 4000
 """Words in both answers together above which no word-by-word comparison is drawn: its cost grows with their product."""
 
@@ -38,15 +33,19 @@ def page(
     exact: Mapping[str, Any] | None = None,
 ) -> str:
     """The whole page. Everything that comes from an endpoint or a suite is escaped."""
+    calls = tuple(calls)
     template = Template(files("kimigguf.probe").joinpath("page.html").read_text(encoding="utf-8"))
     return template.substitute(
         title=escape(f"Is {candidate.model} still {reference.model}?"),
         sides=escape(f"{candidate.model} at {candidate.url}, judged by {reference.model} at {reference.url}"),
         verdict=escape(f"Verdict: {WORDS[scores.verdict]}"),
-        verdict_class=_CLASSES[scores.verdict],
+        verdict_class=CLASSES[scores.verdict],
         metrics=_metrics(scores),
-        forest=_forest(scores),
+        forest=forest(scores),
         method=escape(METHOD.capitalize()),
+        distributions=distributions(calls),
+        tokens=_paragraphs("Token by token", [*token_sentences(scores.tokens), *_exact_lines(exact)]),
+        cost=_cost(scores),
         triggers=escape(trigger_sentence(scores) or ""),
         parity=escape(f"Prompt tokens, candidate against reference: {scores.parity.sentence}"),
         categories=_categories(scores.results),
@@ -72,7 +71,7 @@ def _metrics(scores: Scores) -> str:
         f"<tr><td>{escape(metric.name)}</td><td class=n>{percent(metric.candidate)}</td>"
         f"<td class=n>{percent(metric.reference)}</td><td class=n>{percent(metric.noise)}</td>"
         f"<td class=n>{metric.items}</td></tr>"
-        f'<tr class="under"><td colspan=5 class="{_CLASSES[metric.verdict]}">{escape(sentence(metric))}</td></tr>'
+        f'<tr class="under"><td colspan=5 class="{CLASSES[metric.verdict]}">{escape(sentence(metric))}</td></tr>'
         for metric in scores.metrics
     )
     head = "<th></th><th class=n>candidate</th><th class=n>reference</th><th class=n>its own noise</th>"
@@ -80,43 +79,25 @@ def _metrics(scores: Scores) -> str:
     return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
 
 
-def _forest(scores: Scores) -> str:
-    """One bar a metric, on a scale that holds all of them and the tolerance."""
-    drawn = [metric for metric in scores.metrics if metric.difference is not None]
-    if not drawn:
-        return "<p>There are too few answers for any interval.</p>"
-    reach = max(scores.tolerance, *(max(abs(m.difference.low), abs(m.difference.high)) for m in drawn if m.difference))
-    reach = min(1.0, reach * 1.1)
-
-    def x(value: float) -> float:
-        return 200 + 185 * max(-1.0, min(1.0, value / reach))
-
-    height = 44 * len(drawn) + 34
-    left, right = x(-scores.tolerance), x(scores.tolerance)
-    parts = [
-        f'<svg viewBox="0 0 400 {height}" role="img" aria-label="differences with their intervals">',
-        f'<rect class="band" x="{left:.1f}" y="0" width="{right - left:.1f}" height="{height - 24}"/>',
-        f'<line class="zero" x1="200" y1="0" x2="200" y2="{height - 24}"/>',
-    ]
-    parts += [line for row, metric in enumerate(drawn) for line in _bar(metric, 44 * row, x)]
-    base = height - 24
-    parts.append(f'<line class="axis" x1="15" y1="{base}" x2="385" y2="{base}"/>')
-    for value, anchor in ((-reach, "start"), (0.0, "middle"), (reach, "end")):
-        parts.append(f'<text x="{x(value):.1f}" y="{base + 16}" text-anchor="{anchor}">{value * 100:+.0f} %</text>')
-    return "".join([*parts, "</svg>"])
+def _paragraphs(heading: str, lines: Sequence[str]) -> str:
+    text = "".join(f"<p>{escape(line)}</p>" for line in lines)
+    return f"<h2>{heading}</h2>{text}" if lines else ""
 
 
-def _bar(metric: Metric, top: int, x: Callable[[float], float]) -> list[str]:
-    found = metric.difference
-    if found is None:
+def _exact_lines(exact: Mapping[str, Any] | None) -> list[str]:
+    """The exact comparison that lies beside the run, if one does."""
+    if exact is None:
         return []
-    y = top + 32
-    return [
-        f'<text x="15" y="{top + 16}">{escape(metric.name)}</text>',
-        f'<g class="{_CLASSES[metric.verdict]}">',
-        f'<line class="bar" x1="{x(found.low):.1f}" y1="{y}" x2="{x(found.high):.1f}" y2="{y}"/>',
-        f'<circle class="dot" cx="{x(found.mean):.1f}" cy="{y}" r="5"/></g>',
-    ]
+    reference = exact["reference"]["name"] or "a reference's logits"
+    return [f"exactly, {exact['candidate']['name']} against {reference}: {exact['meaning']}"]
+
+
+def _cost(scores: Scores) -> str:
+    found = scores.economics
+    if found is None:
+        return ""
+    table = _table(["", "candidate", "reference"], cost_rows(found))
+    return f"<h2>What a solved task costs</h2>{table}<p>Break-even with the reference: {escape(found.meaning)}</p>"
 
 
 def _categories(results: Sequence[ItemResult]) -> str:
@@ -136,7 +117,10 @@ def _categories(results: Sequence[ItemResult]) -> str:
 
 def _share(values: Iterable[bool | None]) -> str:
     known = [value for value in values if value is not None]
-    return f"{sum(known)} of {len(known)}" if known else "nothing to compare"
+    span = proportion(sum(known), len(known))
+    if span is None:
+        return "nothing to compare"
+    return f"{sum(known)} of {len(known)}, {span[0]:.0%} to {span[1]:.0%}"
 
 
 def _items(scores: Scores, suite: Suite, calls: Iterable[Call]) -> Iterable[str]:

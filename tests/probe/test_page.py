@@ -1,10 +1,8 @@
 import html.parser
 import re
-import shutil
-import subprocess
 from pathlib import Path
 
-import pytest
+from fakes.browser import browser
 
 from kimigguf.probe.calls import Arm, Call, Fault, FaultKind, Outcome, Reply
 from kimigguf.probe.client import Endpoint
@@ -78,7 +76,8 @@ def test_every_item_stands_on_the_page_with_both_answers() -> None:
     seen.feed(text)
     assert seen.open == []
     assert seen.counts["details"] == 40
-    assert seen.counts["circle"] == 6  # three metrics, and the right answers of three categories
+    assert text.count('<circle class="dot"') == 6  # three metrics, and the right answers of three categories
+    assert text.count('<circle class="one"') == 4 * (40 + 40 + 39)  # what was measured of every reply
     assert "rate-limit after 3 tries" in text
     assert "<del>the</del>" in text
     assert "api.example.org" in text
@@ -106,22 +105,53 @@ def test_a_page_without_any_interval_says_so() -> None:
     assert "too few answers for any interval" in made(1)
 
 
-def browser() -> str:
-    found = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if found is None:
-        pytest.skip("no Chromium on this machine")
-    return found
+TEXT = "document.documentElement.innerText"
+OVERFLOW = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+SHOWN = """[...document.querySelectorAll("#items details")].filter((item) => item.checkVisibility()).length"""
 
 
-def test_a_browser_shows_it_without_an_error(tmp_path: Path) -> None:
+def chosen(text: str, wanted: str) -> str:
+    """Type and choose, as a reader would; how many items are then shown."""
+    return f"""(() => {{
+      search.value = {text!r}; search.dispatchEvent(new Event("input"));
+      filter.value = {wanted!r}; filter.dispatchEvent(new Event("change"));
+      return {SHOWN}; }})()"""
+
+
+def test_a_browser_shows_it_on_any_screen_and_on_paper_without_asking_anyone(tmp_path: Path) -> None:
     path = tmp_path / "report.html"
     path.write_text(made(12, evil=EVIL), encoding="utf-8")
-    done = subprocess.run(
-        [
-            browser(), "--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--dump-dom",
-            "--enable-logging=stderr", f"--user-data-dir={tmp_path / 'profile'}", path.as_uri(),
-        ],
-        capture_output=True, text=True, timeout=60, check=True,
-    )  # fmt: skip
-    assert "12 of 12" in done.stdout  # the script ran
-    assert "CONSOLE" not in done.stderr
+    with browser(tmp_path) as tab:
+        tab.open(path)
+        assert "12 of 12" in tab.evaluate(TEXT)  # the script ran
+        for width in (360, 768, 1280):
+            tab.look(width=width)
+            assert tab.evaluate(OVERFLOW) <= 0, f"{width} px wide: the page has to be pushed sideways"
+        tab.look(width=900)
+        light = tab.evaluate("getComputedStyle(document.body).backgroundColor")
+        tab.look(width=900, dark=True)
+        assert (light, tab.evaluate("getComputedStyle(document.body).backgroundColor")) == (
+            "rgb(255, 255, 255)", "rgb(21, 23, 26)",
+        )  # fmt: skip
+        assert tab.evaluate("getComputedStyle(document.querySelector('svg text')).fill") == "rgb(237, 238, 240)"
+        assert tab.printed().startswith(b"%PDF")
+        assert tab.evaluate("[...document.querySelectorAll('#items details')].every((item) => item.open)")
+        tab.look(width=900, medium="print")
+        assert tab.evaluate("getComputedStyle(document.querySelector('.tools')).display") == "none"
+        assert [url for url in tab.requests if not url.startswith(("file:", "data:"))] == []
+        assert tab.complaints == []
+
+
+def test_a_reader_finds_an_item_by_words_and_by_what_became_of_it(tmp_path: Path) -> None:
+    path = tmp_path / "report.html"
+    path.write_text(made(40), encoding="utf-8")
+    with browser(tmp_path) as tab:
+        tab.open(path)
+        assert tab.evaluate(SHOWN) == 40
+        assert tab.evaluate(chosen("I13", "")) == 1
+        assert tab.evaluate(chosen("", "c-wrong")) == 10  # each fourth one
+        assert tab.evaluate(chosen("", "none")) == 1  # the one that was not answered
+        assert tab.evaluate(chosen("slow down", "")) == 1
+        assert tab.evaluate(chosen("slow down", "c-wrong")) == 0
+        assert "0 of 40" in tab.evaluate(TEXT)
+        assert tab.complaints == []
