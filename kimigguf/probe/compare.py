@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from kimigguf.catalogue.quants import ModelProfile
 from kimigguf.errors import UsageError
+from kimigguf.probe.cost import usd
 from kimigguf.probe.report import percent
+from kimigguf.probe.teacher_forced import read as read_exact
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -19,7 +21,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compared:
-    """One finished run. Shares are 0 to 1; ``size_bytes`` where its folder's or model's name holds a known quant's."""
+    """One finished run. Shares are 0 to 1.
+
+    ``size_bytes`` is known where its folder's or model's name holds a known quant's, or where the exact comparison lies
+    beside it; ``divergence`` is that comparison's mean, in nats.
+    """
 
     label: str
     model: str
@@ -30,6 +36,9 @@ class Compared:
     same: float | None
     tokens_per_second: float | None
     seconds: float | None
+    divergence: float | None
+    same_likeliest: float | None
+    usd_per_solved_task: float | None
     verdict: str
 
 
@@ -104,16 +113,22 @@ def _compared(folder: Path, report: Mapping[str, Any], profile: ModelProfile) ->
     low, high = arm["right_interval_95"] or (None, None)
     same = next((metric["candidate"] for metric in report["metrics"] if metric["name"].startswith("same answer")), None)
     model = report["candidate"]["model"]
+    exact = read_exact(folder)
+    cost = report.get("cost")
+    size = _size(f"{folder.name} {model}", profile)
     return Compared(
         label=folder.name,
         model=model,
-        size_bytes=_size(f"{folder.name} {model}", profile),
+        size_bytes=exact["candidate"]["size_bytes"] if size is None and exact is not None else size,
         right=_share(arm),
         right_low=low,
         right_high=high,
         same=same,
         tokens_per_second=arm["tokens_per_second"],
         seconds=arm["seconds"],
+        divergence=None if exact is None else exact["mean"]["mean"],
+        same_likeliest=None if exact is None else exact["same_top"]["mean"],
+        usd_per_solved_task=None if cost is None else cost["candidate"]["usd_per_solved_task"],
         verdict=report["verdict"],
     )
 
@@ -144,13 +159,25 @@ def _rows(comparison: Comparison) -> list[list[str]]:
             percent(run.same),
             number(run.tokens_per_second, "{:.1f}"),
             number(run.seconds, "{:.1f} s"),
+            number(run.divergence, "{:.4f}"),
+            usd(run.usd_per_solved_task),
             run.verdict,
         ]
         for run in comparison.runs
     ]
 
 
-_HEADINGS = ("run", "size", "right answers", "same as the reference", "tokens/s", "whole answer", "verdict")
+_HEADINGS = (
+    "run", "size", "right answers", "same as the reference", "tokens/s", "whole answer", "divergence", "a solved task",
+    "verdict",
+)  # fmt: skip
+
+
+def _table(comparison: Comparison) -> tuple[list[str], list[list[str]]]:
+    """The headings and the rows, without the columns of which nothing is known of any run."""
+    rows = _rows(comparison)
+    known = [place for place, cells in enumerate(zip(*rows, strict=True)) if set(cells) != {"unknown"}]
+    return [_HEADINGS[place] for place in known], [[row[place] for place in known] for row in rows]
 
 
 def draw(console: "Console", comparison: Comparison) -> None:
@@ -160,9 +187,10 @@ def draw(console: "Console", comparison: Comparison) -> None:
 
     console.print(f"{comparison.suite}, {comparison.items} items, judged by {comparison.reference}", markup=False)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
-    for heading in _HEADINGS:
+    headings, rows = _table(comparison)
+    for heading in headings:
         table.add_column(heading, overflow="fold")
-    for row in _rows(comparison):
+    for row in rows:
         table.add_row(*row)
     console.print(table)
     console.print(f"the reference itself: {percent(comparison.reference_right)} right", markup=False)
@@ -171,8 +199,9 @@ def draw(console: "Console", comparison: Comparison) -> None:
 def compare_page(comparison: Comparison) -> str:
     """The table and the picture as one HTML page that needs nothing else."""
     template = Template(files("kimigguf.probe").joinpath("compare.html").read_text(encoding="utf-8"))
-    head = "".join(f"<th>{escape(heading)}</th>" for heading in _HEADINGS)
-    body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in _rows(comparison))
+    headings, rows = _table(comparison)
+    head = "".join(f"<th>{escape(heading)}</th>" for heading in headings)
+    body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
     return template.substitute(
         title=escape(f"{len(comparison.runs)} runs beside {comparison.reference}"),
         about=escape(f"{comparison.suite}, {comparison.items} items"),

@@ -111,8 +111,8 @@ def test_two_quants_of_a_k3_hold_other_tokens_for_likely_and_each_is_itself(
 @pytest.mark.engine
 def test_a_small_model_holds_what_it_holds_both_times(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with served(plan_for(small_model(), "llama", 30), tmp_path / "one") as url:
-        sides = ["--candidate", url, "--reference", url, "--suite", suite(tmp_path, 2), "--max-tokens", "4"]
-        found = probe(capsys, *sides, "--token-level", "2")["token_level"]
+        sides = ["--candidate", url, "--reference", url, "--suite", suite(tmp_path, 1), "--max-tokens", "2"]
+        found = probe(capsys, *sides, "--token-level", "1")["token_level"]
     assert found["unknown"] == []
     assert (found["pair"]["agreement"], found["noise"]["agreement"]) == (1.0, 1.0)
     assert found["pair"]["divergence"] < 0.001
