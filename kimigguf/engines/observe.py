@@ -1,11 +1,12 @@
 """What a running server says of itself, and what the system says of its process; unknown where neither does."""
 
 import json
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import psutil
 
@@ -20,6 +21,8 @@ from kimigguf.hardware.usage import accelerators_now
 from kimigguf.memory.ledger import Component
 from kimigguf.placement.plan import Plan
 from kimigguf.placement.plan_file import load_plan
+
+_SETTLE_SECONDS: Final = 2.0
 
 
 def metrics(text: str) -> Mapping[str, float]:
@@ -38,13 +41,21 @@ def baseline(address: Address, key: str | None, *, pid: int, log: Path) -> Basel
     numbers = _metrics(address, key)
     return Baseline(
         resident=read_resident(pid),
-        held=read_held(log),
+        held=_settled(log),
         prompt_tokens=_whole(numbers.get("prompt_tokens_total")) or 0,
         cached_tokens=_whole(numbers.get("prompt_tokens_cached_total")) or 0,
         generated_tokens=_whole(numbers.get("tokens_predicted_total")) or 0,
         prompt_seconds=numbers.get("prompt_seconds_total", 0.0),
         generated_seconds=numbers.get("tokens_predicted_seconds_total", 0.0),
     )
+
+
+def _settled(log: Path) -> Held:
+    """What the log says once it tells the end of the last request: it is answered before that line is written."""
+    until = time.monotonic() + _SETTLE_SECONDS
+    while (held := read_held(log)).requests != held.finished and time.monotonic() < until:
+        time.sleep(0.02)
+    return held
 
 
 def observe(entry: Entry, key: str | None, environ: Mapping[str, str]) -> dict[str, Any]:

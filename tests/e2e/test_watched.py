@@ -36,7 +36,7 @@ def converse(port: int, first_word: str) -> None:
 @pytest.mark.engine
 @pytest.mark.native
 def test_what_a_server_grows_by_is_laid_at_the_checkpoints_and_the_prompt_cache(place: Place) -> None:
-    place.start("llama-server", "--slots", "2", "--", "--threads", "1", "--threads-batch", "1", selftest=True)
+    place.start("llama-server", "--slots", "2", selftest=True)
     before = place.status()["host_memory"]
     assert before["growth"]["total_bytes"] is not None
     for number in range(8):

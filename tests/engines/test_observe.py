@@ -1,10 +1,15 @@
 """What ``status`` knows of a running server."""
 
+import os
+import threading
 from dataclasses import replace
+from pathlib import Path
 
 from fakes.plans import make_plan
+from fakes.processes import free_port
 
-from kimigguf.engines.observe import device_records, metrics
+from kimigguf.engines.llama_server import Address
+from kimigguf.engines.observe import baseline, device_records, metrics
 from kimigguf.hardware.snapshot import Accelerator
 from kimigguf.memory.ledger import Column, Component, Ledger, Row, Source
 from kimigguf.placement.plan import PlannedMachine
@@ -39,3 +44,17 @@ def test_each_card_stands_with_what_was_planned_on_it_and_what_is_in_use() -> No
     assert (second["planned_bytes"], second["used_bytes"]) == (2 * GIB, None)  # not there any more
     assert (third["planned_bytes"], third["used_bytes"]) == (3 * GIB, 3 * GIB)
     assert [record["used_bytes"] for record in device_records(plan, None)] == [None] * 3
+
+
+def test_the_self_tests_last_request_is_not_counted_as_a_clients(tmp_path: Path) -> None:
+    """It is answered a moment before the log tells its end."""
+    log = tmp_path / "log"
+    log.write_bytes(b"I slot launch_slot_: id  0 | task 1 | processing task, is_child = 0\n")
+
+    def end() -> None:
+        with log.open("ab") as file:
+            file.write(b"I slot release: id  0 | task 1 | stop processing: n_tokens = 24, truncated = 0\n")
+
+    threading.Timer(0.2, end).start()
+    nobody = Address(host="127.0.0.1", port=free_port())
+    assert baseline(nobody, None, pid=os.getpid(), log=log).held.finished == 1

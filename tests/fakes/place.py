@@ -22,7 +22,13 @@ class Place:
     port: int
 
     def environ(self) -> dict[str, str]:
-        return {"PATH": os.environ["PATH"], "HOME": str(self.home), "XDG_STATE_HOME": str(self.home / "state")}
+        return {
+            "PATH": os.environ["PATH"],
+            "HOME": str(self.home),
+            "XDG_STATE_HOME": str(self.home / "state"),
+            # Threads of one engine that spin for each other stand still on a machine with more to do.
+            "OMP_THREAD_LIMIT": "1",
+        }
 
     def run(self, *argv: str) -> "subprocess.CompletedProcess[str]":
         return subprocess.run(
