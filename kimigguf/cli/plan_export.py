@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from kimigguf.cli.app import App
-from kimigguf.errors import ExitCode, UsageError
+from kimigguf.errors import ExitCode, MachineError, UsageError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -51,6 +51,7 @@ def write(app: App, answer: "Answer", wish: "Wish", form: str, remake: str) -> N
 
     Raises:
         UsageError: ``plan-without-files``, ``not-expressible``, ``no-image``.
+        MachineError: ``engine-lacks-devices``.
     """
     service = _service(app, answer, wish, form, remake)
     made = _writer(form)(service)
@@ -97,13 +98,19 @@ def _service(app: App, answer: "Answer", wish: "Wish", form: str, remake: str) -
     from kimigguf.engines.serving import load_serving
 
     plan = answer.plan
-    if plan.model.folder is None or answer.command is None:
+    if plan.model.folder is None:
         quant = plan.model.quant or "QUANT"
         raise UsageError(
             f"the files of {quant} are not on this machine, and a file that starts them must say where they are",
             code="plan-without-files",
-            cause="; ".join(answer.warnings) or None,
             hint=f"{shlex.join(['kimigguf', 'download', quant])} && {remake}",
+        )
+    if answer.command is None:
+        raise MachineError(
+            "this engine cannot be told this plan",
+            code="engine-lacks-devices",
+            cause="; ".join(answer.warnings) or None,
+            hint="name an engine built for these accelerators with --engine-path, or leave it out",
         )
     if form == "docker":
         _require_real_files(plan)

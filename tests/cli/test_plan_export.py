@@ -102,6 +102,16 @@ def test_a_plan_without_files_is_no_file_and_the_hint_brings_them(
     assert code == 2
     line = f"kimigguf download UD-IQ1_M && kimigguf plan UD-IQ1_M --machine {MACHINE} --format shell"
     assert f"try: {line}\n" in said
+    assert "FIRST_SHARD" not in said
+
+
+def test_a_plan_for_accelerators_that_the_engine_lacks_is_no_file(
+    environ: dict[str, str], tiny: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    lacking = ("--machine", MACHINE, "--engine-path", environ["KIMIGGUF_LLAMA_SERVER"], "--format", "shell")
+    code, said = refused(capsys, environ, str(tiny()), *lacking)
+    assert (code, "engine-lacks-devices" in said) == (3, True)
+    assert "the engine sees 0" in said
 
 
 def test_an_open_address_needs_a_key_and_the_hint_makes_one(
