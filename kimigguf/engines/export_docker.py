@@ -175,7 +175,9 @@ def _quoted(word: str) -> str:
 def _notices(service: Service, tag: str) -> tuple[str, ...]:
     library = "LD_LIBRARY_PATH" in service.environ
     return (
-        f"to start it: {service.remake} | sh; to see it load: docker logs -f {NAME}; it answers at {service.url}/v1",
+        f"to start it: {service.remake} | sh",
+        f"to see it load: docker logs -f {NAME}",
+        f"it answers at {service.url}/v1",
         f"{IMAGE}:{tag} must be build 10448 or later: docker pull {IMAGE}:{tag}",
         "this neither keeps it out of swap nor starts it again after a crash: --format systemd does both",
         *(("LD_LIBRARY_PATH is this machine's, and the container goes without it",) if library else ()),

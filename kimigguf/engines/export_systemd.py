@@ -160,7 +160,8 @@ def _notices(service: Service) -> tuple[str, ...]:
     relative = not service.program[0].startswith("/")
     return (
         f"to install it: {service.remake} | sudo tee {unit} && {reload}",
-        f"to see it load: journalctl -fu {NAME}; it answers at {service.url}/v1",
+        f"to see it load: journalctl -fu {NAME}",
+        f"it answers at {service.url}/v1",
         *((f"{service.program[0]} is looked for in /usr/local/bin, /usr/bin and /bin",) if relative else ()),
         *(() if service.user else ("it runs as root: plan as the user that is to serve, and the unit names that one",)),
     )

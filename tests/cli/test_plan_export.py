@@ -65,6 +65,10 @@ def test_stdout_is_the_file_and_what_to_do_with_it_stands_on_stderr(
     remake = f"kimigguf plan {tiny()} --context 4096 --port 9000 --format {form} -- --threads 3"
     assert remake in captured.out
     assert remake in captured.err
+    for note in captured.err.splitlines():
+        if ": to " in note:  # what is to be pasted is all that follows
+            subprocess.run(["sh", "-n", "-c", note.split(": ", 2)[2]], check=True)
+    assert "note: it answers at http://127.0.0.1:9000/v1" in captured.err
     first_shard = min(tiny().glob("*.gguf")).name
     assert first_shard in captured.out
 
