@@ -242,7 +242,12 @@ def usd(value: float | None) -> str:
     """A price such as ``$0.0123``; ``unknown`` for None."""
     if value is None:
         return "unknown"
-    return f"${value:,.2f}" if value >= 1 or value == 0 else f"${value:.3g}" if value >= 1e-4 else f"${value:.6f}"  # noqa: PLR2004 -- below, 3 figures turn into powers of ten
+    if value == 0 or value >= 1:
+        return f"${value:,.2f}"
+    for least, digits in ((0.1, 3), (0.01, 4), (0.001, 5)):
+        if value >= least:
+            return f"${value:.{digits}f}"
+    return f"${value:.6f}"
 
 
 def cost_rows(found: Economics) -> tuple[tuple[str, str, str], ...]:

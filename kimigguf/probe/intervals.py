@@ -92,9 +92,11 @@ def _unseen(mean: float, count: int, level: float) -> tuple[float, float, float]
     from scipy import stats  # noqa: PLC0415 -- takes half a second to import
 
     half = float(stats.binomtest(0, count).proportion_ci(confidence_level=level, method="wilson").high)
-    # Wilson's upper end for none of n is z^2 / (n + z^2); the p-value is that of the z whose half-width is the mean.
+    # Wilson's upper end for none of n is z^2 / (n + z^2); the p-value is that of the z whose half-width is the mean. As
+    # few clusters as can all fall on one side by chance (the sign test) prove nothing, however far they fall.
     z = math.inf if abs(mean) >= 1 else math.sqrt(count * abs(mean) / (1 - abs(mean)))
-    return mean - half, mean + half, 2 * float(stats.norm.sf(z))
+    signs = 1.0 if mean == 0 else float(stats.binomtest(0, count, 0.5).pvalue)
+    return mean - half, mean + half, max(2 * float(stats.norm.sf(z)), signs)
 
 
 def _resampled(

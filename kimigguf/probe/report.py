@@ -100,7 +100,7 @@ def token_sentences(found: TokenLevel | None) -> tuple[str, ...]:
                 f"tokens; divergence at least {pair.divergence:.4f} nats (of the {pair.top} likeliest)"
             )
     lines += [
-        f"  {name} is sure of its own text to {own.mean_logprob:.3f} nats a token ({own.tokens:,} tokens)"
+        f"  {name}, of its own text: {own.mean_logprob:.3f} nats a token on average ({own.tokens:,} tokens)"
         for name, own in (("the candidate", found.candidate), ("the reference", found.reference))
         if own is not None
     ]
@@ -110,10 +110,17 @@ def token_sentences(found: TokenLevel | None) -> tuple[str, ...]:
 def sentence(metric: Metric) -> str:
     """A metric's verdict in words."""
     found = metric.difference
-    span = "" if found is None else f" ({_points(found.mean)} [{_points(found.low)}, {_points(found.high)}])"
+    span = ""
+    if found is not None:
+        p_value = "" if metric.adjusted_p is None else f"; {_p(metric.adjusted_p)}"
+        span = f" ({_points(found.mean)} [{_points(found.low)}, {_points(found.high)}]{p_value})"
     if metric.verdict is Verdict.NOT_ENOUGH and metric.more_needed is not None:
         return f"not enough samples{span}: about {metric.more_needed:,} more items would tell"
     return WORDS[metric.verdict] + span
+
+
+def _p(value: float) -> str:
+    return "p < 0.001" if value < 0.001 else f"p = {value:.3f}"  # noqa: PLR2004 -- the resamples tell no more
 
 
 def _points(value: float) -> str:
@@ -127,27 +134,12 @@ def percent(value: float | None) -> str:
 
 def draw(console: "Console", scores: Scores, candidate: Endpoint, reference: Endpoint) -> None:
     """Print the comparison."""
-    from rich import box  # noqa: PLC0415 -- kept out of JSON runs
-    from rich.table import Table  # noqa: PLC0415 -- as above
-    from rich.text import Text  # noqa: PLC0415 -- as above
+    from rich.text import Text  # noqa: PLC0415 -- kept out of JSON runs
 
     console.print(f"candidate  {candidate.model} at {candidate.url}", markup=False)
     console.print(f"reference  {reference.model} at {reference.url}", markup=False)
     console.print(f"suite      {scores.suite}, {scores.items} items, {scores.repeats} time(s)", markup=False)
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
-    for heading in ("", "candidate", "reference", "its own noise", "items"):
-        table.add_column(heading, justify="right" if heading else "left", no_wrap=bool(heading))
-    table.add_column("verdict", overflow="fold")
-    for metric in scores.metrics:
-        table.add_row(
-            metric.name,
-            percent(metric.candidate),
-            percent(metric.reference),
-            percent(metric.noise),
-            str(metric.items),
-            Text(sentence(metric), style=_COLOURS[metric.verdict]),
-        )
-    console.print(table)
+    _draw_metrics(console, scores)
     rows = [(name, *cells) for name, cells in arm_rows(scores).items()]
     console.print(_table_of(("", *(arm.arm for arm in scores.arms)), rows))
     if (decisions := trigger_sentence(scores)) is not None:
@@ -161,6 +153,28 @@ def draw(console: "Console", scores: Scores, candidate: Endpoint, reference: End
     if any(metric.difference for metric in scores.metrics):
         console.print(METHOD, markup=False)
     console.print(Text.assemble(("verdict: ", "bold"), (WORDS[scores.verdict], _COLOURS[scores.verdict])))
+
+
+def _draw_metrics(console: "Console", scores: Scores) -> None:
+    """A line of numbers and a line of words a metric; of single categories, only those that say something."""
+    from rich.text import Text  # noqa: PLC0415 -- kept out of JSON runs
+
+    columns = ("candidate", "reference", "its own noise", "items")
+    console.print(
+        Text(f"\n {'':<30}" + "".join(f"{column:>14}" for column in columns[:3]) + f"{columns[3]:>7}", "bold")
+    )
+    said = {Verdict.WORSE, Verdict.BETTER}
+    shown = [metric for metric in scores.metrics if metric.category is None or metric.verdict in said]
+    for metric in shown:
+        cells = (percent(metric.candidate), percent(metric.reference), percent(metric.noise))
+        console.print(
+            Text(f" {metric.name:<30}" + "".join(f"{cell:>14}" for cell in cells) + f"{metric.items:>7}"),
+            overflow="fold",
+        )
+        console.print(Text(f"   {sentence(metric)}", style=_COLOURS[metric.verdict]))
+    quiet = len(scores.metrics) - len(shown)
+    if quiet:
+        console.print(f" {quiet} categories looked at by themselves tell nothing for certain", markup=False)
 
 
 def _table_of(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> "Table":

@@ -162,8 +162,8 @@ def test_prices_are_read_as_the_help_shows_them(tmp_path: Path) -> None:
 
 
 def test_prices_read_as_a_person_writes_them() -> None:
-    assert [usd(value) for value in (None, 0.0, 0.000012, 0.0123456, 3.5, 1234.5)] == [
-        "unknown", "$0.00", "$0.000012", "$0.0123", "$3.50", "$1,234.50",
+    assert [usd(value) for value in (None, 0.0, 0.000012, 0.0123456, 0.5, 3.5, 1234.5)] == [
+        "unknown", "$0.00", "$0.000012", "$0.0123", "$0.500", "$3.50", "$1,234.50",
     ]  # fmt: skip
     rows = {name: cells for name, *cells in cost_rows(found(Costs()))}
     assert rows["tasks solved"] == ["2 of 4", "3 of 4"]
