@@ -8,6 +8,7 @@ import click
 
 from kimigguf.cli.app import App
 from kimigguf.cli.quality_probe_exact import exact_command
+from kimigguf.cli.quality_probe_protocol import protocol_command
 from kimigguf.cli.show import output_options
 from kimigguf.errors import ExitCode, MachineError, UsageError
 
@@ -180,3 +181,4 @@ def compare_command(app: App, *, folders: tuple[Path, ...], out: Path | None) ->
 
 
 command.add_command(exact_command)
+command.add_command(protocol_command)

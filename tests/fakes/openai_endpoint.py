@@ -23,9 +23,17 @@ class Say:
     """Tool calls by name and arguments, sent in pieces."""
     cut: bool = False
     usage: bool = True
+    tokens: tuple[int, int] | None = None
+    """Prompt and completion tokens to count; None: eleven, and one a word."""
     stall_seconds: float = 0.0
     logprobs: tuple[dict[str, Any], ...] | None = None
     """What stands in ``logprobs.content`` of an answer that is not streamed."""
+
+    @property
+    def counted(self) -> dict[str, int]:
+        words = len((self.thinking + " " + self.content).split())
+        prompt, completion = self.tokens or (11, words)
+        return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,11 +132,19 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(data)
 
     def _whole(self, said: Say) -> None:
+        calls = [
+            {"id": f"c{n}", "type": "function", "function": {"name": name, "arguments": arguments}}
+            for n, (name, arguments) in enumerate(said.calls)
+        ]
         message = {"role": "assistant", "content": said.content, "reasoning_content": said.thinking or None}
-        logprobs = None if said.logprobs is None else {"content": list(said.logprobs)}
-        choice = {"index": 0, "message": message, "finish_reason": said.finish_reason, "logprobs": logprobs}
-        usage = {"prompt_tokens": 11, "completion_tokens": 7, "total_tokens": 18}
+        choice = {
+            "index": 0,
+            "message": message | ({"tool_calls": calls} if calls else {}),
+            "finish_reason": said.finish_reason,
+            "logprobs": None if said.logprobs is None else {"content": list(said.logprobs)},
+        }
         whole = {"id": "x", "object": "chat.completion", "created": 0, "model": "k3", "choices": [choice]}
+        usage = {"prompt_tokens": 11, "completion_tokens": 7, "total_tokens": 18} if not said.tokens else said.counted
         self._send(200, json.dumps({**whole, "usage": usage}).encode())
 
     def _stream(self, said: Say, *, with_usage: bool) -> None:
@@ -163,9 +179,7 @@ class _Handler(BaseHTTPRequestHandler):
             return
         self._event({"choices": [{"index": 0, "delta": {}, "finish_reason": said.finish_reason}]})
         if with_usage and said.usage:
-            tokens = len((said.thinking + " " + said.content).split())
-            usage = {"prompt_tokens": 11, "completion_tokens": tokens, "total_tokens": 11 + tokens}
-            self._event({"choices": [], "usage": usage})
+            self._event({"choices": [], "usage": said.counted})
         self._chunk(b"data: [DONE]\n\n")
         self._chunk(b"")
 
