@@ -140,7 +140,8 @@ def ask_alone(port: int, *, each: int) -> tuple[list[dict[str, str]], list[Answe
 @pytest.mark.parametrize("kind", BOTH)
 def test_no_answer_is_lost_or_mixed_among_eight_clients_and_status_counts_as_they_do(kind: str, place: Place) -> None:
     native = kind != "embedded"  # the bar's minute is the native engine's; the embedded one is the same server inside
-    place.start(kind, "--slots", str(CLIENTS), "--context", "16384", selftest=True)
+    extra = ("--", "--threads", "1", "--threads-batch", "1") if native else ()  # two spin for each other
+    place.start(kind, "--slots", str(CLIENTS), "--context", "16384", *extra, selftest=True)
     before = place.status()
     assert (before["requests"], before["requests_finished"], before["generated_tokens"]) == (0, 0, 0)
 
