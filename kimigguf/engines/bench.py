@@ -8,9 +8,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from kimigguf.engines.bench_client import Answer, BenchClient
+from kimigguf.engines.bench_client import BenchClient
 from kimigguf.engines.bench_target import Target
 from kimigguf.engines.observe import metrics
+from kimigguf.engines.turn import Turn
 from kimigguf.errors import ServerError, UsageError
 from kimigguf.events import Listener, Step
 from kimigguf.speed.samples import Rejected, Sample, Warmth, by_the_client, by_the_server, judge
@@ -85,15 +86,15 @@ def measure(
                 yield judge(sample) or sample
 
 
-def _sample(answer: Answer, depth: int, warmth: Warmth) -> Sample:
-    if answer.timings is not None:
-        return by_the_server(answer.timings, depth_tokens=depth, warmth=warmth, client_seconds=answer.first_seconds)
+def _sample(turn: Turn, depth: int, warmth: Warmth) -> Sample:
+    if turn.timings is not None:
+        return by_the_server(turn.timings, depth_tokens=depth, warmth=warmth, client_seconds=turn.first_seconds)
     return by_the_client(
-        answer.usage,
+        turn.usage,
         depth_tokens=depth,
         warmth=warmth,
-        first_seconds=answer.first_seconds,
-        last_seconds=answer.last_seconds,
+        first_seconds=turn.first_seconds,
+        last_seconds=turn.last_seconds,
     )
 
 
@@ -146,13 +147,13 @@ class _Native:
         self._shape = shape
         self._so_far: list[int] = []
 
-    def first(self, depth: int) -> Answer:
+    def first(self, depth: int) -> Turn:
         return self._ask(self._tokens(depth + self._shape.prompt_tokens), cache=False)
 
-    def second(self) -> Answer:
+    def second(self) -> Turn:
         return self._ask([*self._so_far, *self._tokens(self._shape.prompt_tokens)], cache=True)
 
-    def _ask(self, prompt: list[int], *, cache: bool) -> Answer:
+    def _ask(self, prompt: list[int], *, cache: bool) -> Turn:
         answer = self._client.stream(
             "/completion",
             {
@@ -166,14 +167,14 @@ class _Native:
             },
         )
         self._so_far = [*prompt, *answer.tokens]
-        return answer
+        return answer.turn
 
     def _tokens(self, count: int) -> list[int]:
         words = count
         while True:
             data = self._client.post("/tokenize", {"content": new_text(words)})
             tokens = data.get("tokens") if isinstance(data, dict) else None
-            if not isinstance(tokens, list):
+            if not isinstance(tokens, list) or not tokens:
                 raise ServerError(f"{self._client.root} no longer turns text into tokens", code="answer-broke-off")
             if len(tokens) >= count:
                 return tokens[:count]
@@ -189,14 +190,14 @@ class _Chat:
         self._shape = shape
         self._messages: list[Mapping[str, Any]] = []
 
-    def first(self, depth: int) -> Answer:
+    def first(self, depth: int) -> Turn:
         self._messages = []
         return self._ask(depth + self._shape.prompt_tokens)
 
-    def second(self) -> Answer:
+    def second(self) -> Turn:
         return self._ask(self._shape.prompt_tokens)
 
-    def _ask(self, words: int) -> Answer:
+    def _ask(self, words: int) -> Turn:
         self._messages.append({"role": "user", "content": new_text(words)})
         answer = self._client.stream(
             "/v1/chat/completions",
@@ -207,9 +208,8 @@ class _Chat:
                 "stream_options": {"include_usage": True},
             },
         )
-        said = {"reasoning_content": answer.thinking} if answer.thinking else {}
-        self._messages.append({"role": "assistant", "content": answer.text, **said})
-        return answer
+        self._messages.append(answer.turn.message)
+        return answer.turn
 
 
 def new_text(words: int) -> str:

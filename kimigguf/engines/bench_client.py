@@ -6,7 +6,7 @@ No request is ever repeated: a server of one slot must not be asked twice at onc
 import json
 import ssl
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import TracebackType
@@ -17,6 +17,7 @@ import httpx
 
 from kimigguf.engines.command import is_loopback
 from kimigguf.engines.endpoint import base_url
+from kimigguf.engines.turn import Turn, end, take
 from kimigguf.errors import KimiggufError, NetworkError, ServerError, UsageError
 
 _CONNECT_SECONDS: Final = 10.0
@@ -27,15 +28,10 @@ _SAID_CHARACTERS: Final = 300
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """A streamed answer as it came: the server's own numbers, its text and tokens, and when its pieces arrived."""
+    """A streamed answer as it came; ``tokens`` are those that were generated, where the server names them."""
 
-    timings: Mapping[str, Any] | None
-    usage: Mapping[str, Any] | None
+    turn: Turn
     tokens: tuple[int, ...]
-    thinking: str
-    text: str
-    first_seconds: float | None
-    last_seconds: float | None
 
 
 class BenchClient:
@@ -105,20 +101,21 @@ class BenchClient:
             NetworkError: ``server-unreachable``, ``bad-key``, ``http-error`` with what the server said.
             ServerError: ``still-loading``, ``answer-broke-off``.
         """
-        reader = _Reader()
+        turn, tokens = Turn(), list[int]()
         with self._mapped():
             began = time.perf_counter()
             with self._client.stream("POST", self.address(path), json={**body, "stream": True}) as response:
                 if not response.is_success:
                     response.read()
                     raise self._refused(response)
-                for line in response.iter_lines():
-                    if line.startswith("data: {"):
-                        piece = _json(line.removeprefix("data: "))
-                        if isinstance(piece, dict) and "error" in piece:
-                            raise self._broke_off(str(piece["error"]))
-                        reader.take(piece, time.perf_counter() - began)
-        return reader.answer()
+                for piece in _events(response.iter_bytes()):
+                    if piece.get("error"):
+                        raise self._broke_off(str(piece["error"]))
+                    turn, _ = take(turn, _as_chat(piece), seconds=time.perf_counter() - began)
+                    tokens += _tokens(piece)
+        if not turn.is_complete:
+            raise self._broke_off("the connection was closed before the end of the answer")
+        return Answer(turn=end(turn)[0], tokens=tuple(tokens))
 
     @contextmanager
     def _mapped(self) -> Iterator[None]:
@@ -165,52 +162,34 @@ class BenchClient:
                 return NetworkError(f"{self.root} answered with HTTP {status}", code="http-error", cause=cause)
 
 
-class _Reader:
-    """Puts the pieces of a stream together, of either kind of endpoint."""
+def _events(pieces: Iterable[bytes]) -> Iterator[Mapping[str, Any]]:
+    """The JSON of each event in a stream; what is none is passed over.
 
-    def __init__(self) -> None:
-        self._timings: Mapping[str, Any] | None = None
-        self._usage: Mapping[str, Any] | None = None
-        self._tokens: list[int] = []
-        self._thinking = ""
-        self._text = ""
-        self._first: float | None = None
-        self._last: float | None = None
-
-    def take(self, piece: object, seconds: float) -> None:
-        if not isinstance(piece, dict):
-            return
-        self._timings = _mapping(piece.get("timings")) or self._timings
-        self._usage = _mapping(piece.get("usage")) or self._usage
-        choices = piece.get("choices")
-        delta = choices[0].get("delta") or {} if choices else {}
-        thinking = str(delta.get("reasoning_content") or delta.get("reasoning") or "")
-        text = str(delta.get("content") or piece.get("content") or "")
-        tokens = [one for one in piece.get("tokens") or () if isinstance(one, int)]
-        if thinking or text or tokens:
-            self._first = seconds if self._first is None else self._first
-            self._last = seconds
-        self._thinking += thinking
-        self._text += text
-        self._tokens += tokens
-
-    def answer(self) -> Answer:
-        return Answer(
-            timings=self._timings,
-            usage=self._usage,
-            tokens=tuple(self._tokens),
-            thinking=self._thinking,
-            text=self._text,
-            first_seconds=self._first,
-            last_seconds=self._last,
-        )
+    Lines end at a line feed alone: httpx ends them at U+2028 and its like as well, which stand in JSON as they are.
+    """
+    rest = b""
+    for piece in pieces:
+        *lines, rest = (rest + piece).split(b"\n")
+        for line in lines:
+            event = _json(line.removeprefix(b"data:")) if line.startswith(b"data:") else None
+            if isinstance(event, dict):
+                yield event
 
 
-def _mapping(value: object) -> Mapping[str, Any] | None:
-    return value if isinstance(value, dict) else None
+def _as_chat(piece: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A piece of llama-server's own endpoint as one of OpenAI's, which are left as they are."""
+    if "choices" in piece:
+        return piece
+    choice = {"delta": {"content": piece.get("content")}, "finish_reason": "stop" if piece.get("stop") else None}
+    return {**piece, "choices": [choice]}
 
 
-def _json(text: str | None) -> Any:  # noqa: ANN401 -- parsed JSON
+def _tokens(piece: Mapping[str, Any]) -> list[int]:
+    found = piece.get("tokens")
+    return [one for one in found if isinstance(one, int)] if isinstance(found, list) else []
+
+
+def _json(text: str | bytes | None) -> Any:  # noqa: ANN401 -- parsed JSON
     try:
         return None if text is None else json.loads(text)
     except ValueError:
