@@ -151,7 +151,8 @@ def message_of(error: Any) -> str:  # noqa: ANN401 -- parsed JSON
     """The sentence in an engine's error, or all of it."""
     found = error.get("error", error) if isinstance(error, dict) else error
     if isinstance(found, dict) and "message" in found:
-        return str(found["message"])
+        # What a template refuses, such as an effort that K3 does not have, comes wrapped in the place in its source.
+        return str(found["message"]).rpartition("Jinja Exception: ")[2]
     return found if isinstance(found, str) else json.dumps(error)[:500]
 
 

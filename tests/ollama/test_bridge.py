@@ -178,6 +178,16 @@ def test_the_engines_own_errors_keep_status_and_words() -> None:
             list(client.chat("kimi-k3", HELLO, stream=True))
 
 
+def test_what_the_template_refuses_is_told_without_its_source() -> None:
+    wrapped = (
+        "\n------------\nWhile executing CallExpression at line 26\nError: Jinja Exception: the effort is low or max"
+    )
+    with both(lambda _body, _n: Refuse(status=500, message=wrapped)) as (client, _):
+        with pytest.raises(ResponseError) as error:
+            client.chat("kimi-k3", HELLO, think="medium")
+        assert error.value.error == "the effort is low or max"
+
+
 def test_an_answer_that_breaks_off_is_an_error_and_no_end() -> None:
     with both(lambda _body, _n: Say(content="It is", cut=True)) as (client, _):
         with pytest.raises(ResponseError, match="broke off"):
