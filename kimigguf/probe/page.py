@@ -42,7 +42,7 @@ def page(
         verdict_class=CLASSES[scores.verdict],
         metrics=_metrics(scores),
         forest=forest(scores),
-        method=escape(METHOD.capitalize()),
+        method=escape(METHOD[0].upper() + METHOD[1:]),
         distributions=distributions(calls),
         tokens=_paragraphs("Token by token", [*token_sentences(scores.tokens), *_exact_lines(exact)]),
         cost=_cost(scores),
@@ -74,7 +74,7 @@ def _metrics(scores: Scores) -> str:
         f'<tr class="under"><td colspan=5 class="{CLASSES[metric.verdict]}">{escape(sentence(metric))}</td></tr>'
         for metric in scores.metrics
     )
-    head = "<th></th><th class=n>candidate</th><th class=n>reference</th><th class=n>its own noise</th>"
+    head = "<th></th><th class=n>candidate</th><th class=n>reference</th><th class=n>noise</th>"
     head += "<th class=n>items</th>"
     return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
 
