@@ -61,13 +61,18 @@ def terminal_reader(history_file: Path, words: tuple[str, ...]) -> Reader:
 def _history(file: Path) -> "History":
     from prompt_toolkit.history import FileHistory, InMemoryHistory
 
+    class Kept(FileHistory):
+        def store_string(self, string: str) -> None:
+            with contextlib.suppress(OSError):  # a disk that fills up, or a folder that goes, ends no talk
+                super().store_string(string)
+
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.touch(mode=0o600)
         file.chmod(0o600)
     except OSError:  # a full or read-only home is no reason not to talk
         return InMemoryHistory()
-    return FileHistory(file)
+    return Kept(file)
 
 
 def _keys() -> "KeyBindings":

@@ -1,6 +1,7 @@
 """The conversation loop of ``kimigguf chat``: reads a line, does what it means, shows the answer."""
 
 import contextlib
+import os
 import shlex
 import sys
 from collections.abc import Callable, Mapping
@@ -174,7 +175,8 @@ class Chat:
             self._note("there was no thinking yet")
 
     def _save(self, name: str) -> None:
-        path = Path(name).expanduser() if name else self._file
+        # Path.expanduser fails for a user that is not known, and the talk would be lost.
+        path = Path(os.path.expanduser(name)) if name else self._file  # noqa: PTH111 -- see above
         if path is None:
             raise UsageError("/save needs the name of a file", code="no-file", hint="/save talk.json")
         conversation = self._conversation

@@ -8,6 +8,7 @@ import itertools
 import json
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -20,6 +21,8 @@ from kimigguf.hardware.machines import give_name
 Message = Mapping[str, Any]
 SCHEMA: Final = "kimigguf.talk/1"
 _MAX_BYTES: Final = 256 << 20
+_ROLES: Final = ("system", "user", "assistant", "tool")
+"""No set: what stands in a file need not be hashable."""
 _DECLINED: Final = "The user declined this call."
 
 
@@ -67,7 +70,7 @@ def open_calls(talk: Talk) -> tuple[Message, ...]:
         match talk.messages[place]:
             case {"role": "tool"}:
                 continue
-            case {"role": "assistant", "tool_calls": calls}:
+            case {"role": "assistant", "tool_calls": [*calls]}:
                 done = len(talk.messages) - 1 - place  # by place: not every server gives its calls an id
                 return tuple(calls[done:])
             case _:
@@ -143,7 +146,8 @@ def save_talk(talk: SavedTalk, path: Path, *, overwrite: bool = False) -> None:
         hint = "choose a folder that is there and that you may write"
         raise UsageError(f"cannot write {path}", code="cannot-write", cause=error.strerror, hint=hint) from error
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):  # gone by its own name, or never there
+            temporary.unlink()
 
 
 def load_talk(path: Path) -> SavedTalk:
@@ -174,12 +178,12 @@ def load_talk(path: Path) -> SavedTalk:
 def _problem(messages: tuple[Message, ...]) -> str | None:
     """What no server would take of the messages, in words."""
     for place, message in enumerate(messages):
-        if message.get("role") not in {"system", "user", "assistant", "tool"}:
+        if message.get("role") not in _ROLES:
             return f"messages.{place}: its role is none of system, user, assistant and tool"
         if not isinstance(message.get("content", ""), str | list | None):
             return f"messages.{place}: its content is no text"
         calls = message.get("tool_calls") or []
-        for call in calls if isinstance(calls, list) else [calls]:
+        for call in calls if isinstance(calls, list) else [None]:
             match call:
                 case {"function": {"name": str(), "arguments": str()}}:
                     continue

@@ -234,6 +234,16 @@ def test_a_save_never_overwrites_what_is_not_its_own(monkeypatch: pytest.MonkeyP
     assert precious.read_text() == "precious"
 
 
+def test_a_save_to_a_user_that_is_not_known_costs_no_talk(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    lines(monkeypatch, "Hello\n/save ~no-such-user/talk.json\n")
+    with answering(Script(deltas=[{"content": "Hi."}])) as server:
+        assert chat("--url", server.url) == 2
+    assert "cannot write ~no-such-user/talk.json" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("utf_8", [True, False])
 def test_a_diff_that_is_no_utf_8_and_a_narrow_locale_are_no_bugs(tmp_path: Path, utf_8: bool) -> None:
     with answering(Script(deltas=[{"content": "数 Hi."}])) as server:

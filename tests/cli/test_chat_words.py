@@ -1,10 +1,13 @@
 """What a typed line means, and what is said beside an answer: tables."""
 
+import shutil
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from kimigguf.cli.chat_commands import Command, Meaning, Name, Say, Unknown, help_lines, meaning
+from kimigguf.cli.chat_prompt import _history
 from kimigguf.cli.chat_remarks import call_lines, figures, warnings
 from kimigguf.cli.chat_view import status_line, thought_line
 from kimigguf.engines.endpoint import Limits
@@ -134,3 +137,12 @@ def test_folded_thinking_says_how_much_there_was() -> None:
 )
 def test_a_model_cannot_command_the_terminal_and_every_script_stays_whole(text: str, seen: str) -> None:
     assert printable(text) == seen
+
+
+def test_a_history_that_can_no_longer_be_written_ends_no_talk(tmp_path: Path) -> None:
+    history = _history(tmp_path / "state" / "chat-history")
+    history.append_string("kept")
+    assert "kept" in (tmp_path / "state" / "chat-history").read_text()
+    shutil.rmtree(tmp_path / "state")
+    history.append_string("only for now")
+    assert history.get_strings()[-1] == "only for now"

@@ -84,9 +84,25 @@ def test_a_file_that_is_there_is_never_lost(tmp_path: Path) -> None:
     assert (caught.value.code, path.read_text()) == ("file-exists", "precious")
     keep(new_talk("Be brief."), path, overwrite=True)
     assert load_talk(path).talk == new_talk("Be brief.")
+
+
+@pytest.mark.parametrize("name", ["no/talk.json", "file/talk.json", "a" * 300])
+def test_a_place_that_cannot_be_written_is_told_and_ends_no_talk(tmp_path: Path, name: str) -> None:
+    (tmp_path / "file").write_text("no folder")
     with pytest.raises(UsageError) as caught:
-        keep(new_talk(None), tmp_path / "no" / "talk.json")
+        keep(new_talk(None), tmp_path / name)
     assert caught.value.code == "cannot-write"
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_an_answer_without_calls_may_say_so(tmp_path: Path) -> None:
+    """OpenAI's own client writes ``"tool_calls": null``."""
+    path = tmp_path / "talk.json"
+    nothing: tuple[Any, ...] = (None, [], {})
+    for none in nothing:
+        message = {"role": "assistant", "content": "Hi.", "tool_calls": none}
+        path.write_text(json.dumps({"schema": "kimigguf.talk/1", "messages": [message]}))
+        assert open_calls(load_talk(path).talk) == ()
 
 
 CALL = {"role": "assistant", "tool_calls": [{"function": {"name": "f"}}]}
@@ -109,6 +125,16 @@ CALL = {"role": "assistant", "tool_calls": [{"function": {"name": "f"}}]}
             json.dumps({"schema": "kimigguf.talk/1", "messages": [{"role": "assistant", "tool_calls": 3}]}),
             "a tool call",
         ),
+        (
+            json.dumps(
+                {
+                    "schema": "kimigguf.talk/1",
+                    "messages": [{"role": "assistant", "tool_calls": {"function": {"name": "f", "arguments": ""}}}],
+                }
+            ),
+            "a tool call",
+        ),
+        (json.dumps({"schema": "kimigguf.talk/1", "messages": [{"role": ["user"]}]}), "messages.0: its role"),
     ],
 )
 def test_a_file_that_holds_no_talk_says_why(tmp_path: Path, text: str, cause: str) -> None:
