@@ -1,13 +1,16 @@
 import html.parser
 import re
+from dataclasses import replace
 from pathlib import Path
 
 from fakes.browser import browser
 
 from kimigguf.probe.calls import Arm, Call, Fault, FaultKind, Outcome, Reply
 from kimigguf.probe.client import Endpoint
+from kimigguf.probe.cost import Costs, SideCosts, economics
+from kimigguf.probe.logprobs import token_level
 from kimigguf.probe.page import page
-from kimigguf.probe.score import score
+from kimigguf.probe.score import score, solved
 from kimigguf.probe.suites import Item, Number, Suite
 
 EVIL = '<script>alert(1)</script> & "quotes" </pre></details>'
@@ -103,6 +106,29 @@ def test_the_page_asks_for_nothing_from_anywhere() -> None:
 
 def test_a_page_without_any_interval_says_so() -> None:
     assert "too few answers for any interval" in made(1)
+
+
+def test_costs_and_tokens_stand_on_the_page_where_somebody_asked_for_them() -> None:
+    item = Item(id="i0", prompt="0?", check=Number(value=0))
+    suite = Suite(name="sums", items=(item,), sha256="0" * 64)
+    calls = [Call(arm=arm, item="i0", repeat=0, outcome=reply("0")) for arm in Arm]
+    costs = Costs(candidate=SideCosts(usd_per_hour=2.4))
+    told = {"candidate": {"name": "a.gguf"}, "reference": {"name": None}, "meaning": "near <lossless>"}
+    bare = score(suite, calls, tolerance=0.05)
+    full = replace(
+        bare,
+        economics=economics(calls, solved(suite, calls), costs, None, parallel=1),
+        tokens=token_level({}, {}, {}),
+    )
+    one, other = (Endpoint(role=role, url=f"http://{role}/v1", model="k3") for role in ("candidate", "reference"))
+    text = page(full, suite, calls, candidate=one, reference=other, settings={}, exact=told)
+    assert "What a solved task costs" in text
+    assert "$0.00100" in text  # 1.5 s of 2.40 an hour
+    assert "unknown: candidate: it gave no answer" in text
+    assert "exactly, a.gguf against a reference&#x27;s logits: near &lt;lossless&gt;" in text
+    without = page(bare, suite, calls, candidate=one, reference=other, settings={})
+    assert "What a solved task costs" not in without
+    assert "Token by token" not in without
 
 
 TEXT = "document.documentElement.innerText"
