@@ -8,6 +8,7 @@ from typing import Final
 from kimigguf.errors import KimiggufError, MachineError, NetworkError, UsageError
 from kimigguf.ollama.disk import KEEPS_SHARDS_TEXT, Way
 from kimigguf.ollama.evidence import Blame, Check, State, blocked, passed, unknown
+from kimigguf.ollama.listing import full_name
 from kimigguf.ollama.modelfile import slow_load_seconds
 from kimigguf.ollama.server import K3_VERSION_TEXT, OllamaServer
 from kimigguf.ollama.source import Source
@@ -48,11 +49,6 @@ class Facts:
     hindrance: str | None
     work: Workplace | None
     context_tokens: int
-
-
-def full_name(name: str) -> str:
-    """A model's name with its tag, as Ollama lists it."""
-    return name if ":" in name.rpartition("/")[2] else f"{name}:latest"
 
 
 def judge(facts: Facts) -> tuple[Check, ...]:
@@ -155,7 +151,7 @@ def _files(source: Source) -> Check:
             "files",
             f"this user may not read {', '.join(source.unreadable)}",
             code="unreadable-shard",
-            hint=f"sudo chmod a+r '{source.folder}'/*.gguf",
+            hint=f"sudo chmod a+r {source.pasted_folder}/*.gguf",
         )
     odd = _odd_files(source)
     if odd is not None:
@@ -167,17 +163,18 @@ def _files(source: Source) -> Check:
 
 def _odd_files(source: Source) -> tuple[str, str, str] | None:
     """What Ollama would stumble over in the folder, as evidence, code and hint."""
+    folder = source.pasted_folder
     if source.links:
         return (
             f"{source.links[0]} is a symbolic link, as in a Hugging Face cache; Ollama needs real files",
             "symlinked-shards",
-            f"kimigguf import '{source.folder}' links it, then name the quant; or: cp -L '{source.folder}'/* FOLDER",
+            f"kimigguf import {folder} links it, then name the quant; or: cp -L {folder}/* FOLDER",
         )
     if source.projectors:
         return (
             f"{source.projectors[0]} lies among the shards; Ollama would take it for a part of the model",
             "projector-among-shards",
-            f"mv '{source.folder}'/*mmproj*.gguf '{source.folder}'/..",
+            f"mv {folder}/*mmproj*.gguf {folder}/..",
         )
     if len(source.files) > 1 and not all(_SPLIT.fullmatch(file.name) for file in source.files):
         return (
@@ -195,7 +192,7 @@ def _template(source: Source) -> Iterator[Check]:
         yield unknown(
             "template",
             "the first shard carries no chat template, and none is made up here: Ollama would send bare text",
-            f"kimigguf verify '{source.folder}'",
+            f"kimigguf verify {source.pasted_folder}",
         )
     elif source.architecture == _K3 and not all(mark in source.template for mark in _K3_MARKS):
         yield unknown("template", "it is not K3's format: thinking and tool calls would stay plain text")

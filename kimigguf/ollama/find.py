@@ -27,7 +27,7 @@ def find_source(text: str, environ: Mapping[str, str], models_dir: Path | None =
         IntegrityError: A set that is incomplete or damaged.
     """
     profile = load_model(environ=environ)
-    path = Path(text).expanduser()
+    path = Path(os.path.expanduser(text))  # noqa: PTH111 -- Path.expanduser raises for a user that is not known
     # Path.exists would raise where a folder above cannot be searched.
     if os.sep in text or text.endswith(".gguf") or os.path.exists(path):  # noqa: PTH110 -- see above
         _must_open(path)

@@ -64,11 +64,27 @@ def hand_over(path: Path, folder: ModelsFolder) -> None:
     """Make a file that is ours one that Ollama may read and touch.
 
     Raises:
-        OSError: It is not ours.
+        MachineError: ``cannot-link``: it is not ours.
     """
+    try:
+        _open_to_ollama(path, folder)
+    except OSError as error:
+        raise _cannot_link(path.name, folder, error) from error
+
+
+def _open_to_ollama(path: Path, folder: ModelsFolder) -> None:
     path.chmod(0o644)
     if _user() == 0 and folder.owner is not None:
         os.chown(path, folder.owner, -1)
+
+
+def _cannot_link(name: str, folder: ModelsFolder, error: OSError) -> MachineError:
+    return MachineError(
+        f"{name} cannot be linked into {folder.path / 'blobs'}",
+        code="cannot-link",
+        cause=error.strerror,
+        hint="send copies instead: add --copy",
+    )
 
 
 def place(file: SourceFile, digest: str, folder: ModelsFolder) -> bool:
@@ -83,12 +99,7 @@ def place(file: SourceFile, digest: str, folder: ModelsFolder) -> bool:
             return False
         os.link(file.path, target)
     except OSError as error:
-        raise MachineError(
-            f"{file.name} cannot be linked into {target.parent}",
-            code="cannot-link",
-            cause=error.strerror,
-            hint="send copies instead: add --copy",
-        ) from error
+        raise _cannot_link(file.name, folder, error) from error
     return True
 
 
@@ -109,7 +120,7 @@ def _clone(source: Path, target: Path, folder: ModelsFolder) -> bool:
     try:
         with source.open("rb") as original, unfinished.open("xb") as copy:
             ioctl(copy.fileno(), _FICLONE, original.fileno())
-        hand_over(unfinished, folder)
+        _open_to_ollama(unfinished, folder)
         unfinished.replace(target)
     except OSError:
         with contextlib.suppress(OSError):

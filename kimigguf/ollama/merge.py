@@ -9,6 +9,7 @@ import contextlib
 import hashlib
 import json
 import os
+import shlex
 import shutil
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -142,8 +143,8 @@ def merge(job: Job, environ: Mapping[str, str], listen: Listener) -> Record:
 
 def _say_what_lies_there(job: Job, listen: Listener) -> None:
     if size := _size(job.part):
-        text = f"{storage(size)} of the merged file lie in {job.part}: the next run goes on from there, or: rm"
-        listen(Notice(text=f"{text} '{job.part}'"))
+        text = f"{storage(size)} of the merged file lie in {job.part}: the next run goes on from there, or:"
+        listen(Notice(text=f"{text} {shlex.join(['rm', str(job.part)])}"))
 
 
 def _make(job: Job, environ: Mapping[str, str], listen: Listener) -> Record:
@@ -231,7 +232,7 @@ def _pieces(stretch: Stretch, done: int) -> Iterator[tuple[int, bytes]]:
                     raise IntegrityError(
                         f"{stretch.path.name} ends inside {stretch.name}",
                         code="file-cut",
-                        hint=f"kimigguf verify '{stretch.path.parent}'",
+                        hint=shlex.join(["kimigguf", "verify", str(stretch.path.parent)]),
                     )
                 yield at, piece
                 at += len(piece)

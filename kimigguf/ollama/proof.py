@@ -9,6 +9,7 @@ from ollama import ChatResponse, ShowResponse
 from kimigguf.errors import KimiggufError, ServerError
 from kimigguf.events import Listener, Step
 from kimigguf.ollama.evidence import Check, State, passed, unknown
+from kimigguf.ollama.listing import full_name
 from kimigguf.ollama.session import Session, mapped
 from kimigguf.units import duration
 
@@ -150,7 +151,7 @@ def _gpu_share(session: Session, name: str) -> float | None:
     except KimiggufError:
         return None
     for model in running:
-        if model.model == name and model.size and model.size_vram is not None:
+        if model.model == full_name(name) and model.size and model.size_vram is not None:
             return model.size_vram / model.size
     return None
 

@@ -18,6 +18,7 @@ from kimigguf.ollama import modelfile as writing
 from kimigguf.ollama.disk import DiskNeed
 from kimigguf.ollama.evidence import Check
 from kimigguf.ollama.link import hand_over
+from kimigguf.ollama.listing import full_name
 from kimigguf.ollama.merge import Job, merge
 from kimigguf.ollama.registered import registered
 from kimigguf.ollama.server import PATIENT_SECONDS, OllamaServer, look
@@ -157,7 +158,7 @@ def _installed(environ: Mapping[str, str]) -> bool:
 
 def _taken_name(name: str, taken: frozenset[str] | None) -> str | None:
     """The name as Ollama lists it, where it has a model of that name."""
-    wanted = checking.full_name(name).lower()
+    wanted = full_name(name).lower()
     return next((other for other in taken or () if other.lower() == wanted), None)
 
 
@@ -294,7 +295,7 @@ def registered_bytes(server: OllamaServer, name: str) -> int:
     """
     with open_session(server) as session, mapped(server):
         sizes = {model.model: int(model.size or 0) for model in session.client.list().models if model.model}
-    full = checking.full_name(name)
+    full = full_name(name)
     if full not in sizes:
         raise UsageError(
             f"Ollama has no model {name}", code="no-such-model", hint=f"it has: {', '.join(sorted(sizes)) or 'none'}"

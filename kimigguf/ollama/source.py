@@ -51,3 +51,8 @@ class Source:
     def pasted(self) -> str:
         """The set in a command to be pasted."""
         return shlex.quote(self.named or self.label)
+
+    @property
+    def pasted_folder(self) -> str:
+        """Its folder in a command to be pasted."""
+        return shlex.quote(str(self.folder))

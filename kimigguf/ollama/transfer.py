@@ -84,7 +84,10 @@ def _result(file: SourceFile, hashed: "Future[str]") -> str:
 
 def _unreadable(file: SourceFile, error: OSError) -> MachineError:
     return MachineError(
-        f"cannot read {file.path}", code="unreadable-shard", cause=error.strerror, hint=f"ls -l '{file.path}'"
+        f"cannot read {file.path}",
+        code="unreadable-shard",
+        cause=error.strerror,
+        hint=shlex.join(["ls", "-l", str(file.path)]),
     )
 
 
@@ -129,7 +132,7 @@ def damaged(file: SourceFile, cause: str) -> IntegrityError:
         f"{file.name} is damaged: its bytes are not those that were recorded",
         code="shard-damaged",
         cause=cause,
-        hint=f"kimigguf verify '{file.path.parent}'",
+        hint=shlex.join(["kimigguf", "verify", str(file.path.parent)]),
     )
 
 

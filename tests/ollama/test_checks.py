@@ -1,7 +1,9 @@
+import shlex
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from fakes.gguf_set import write_set
 from fakes.sources import source_of
 
 from kimigguf.ollama.checks import Facts, judge
@@ -87,3 +89,11 @@ def test_a_long_load_beside_the_default_time_out_is_no_pass() -> None:
     check = found(facts(source))["load time-out"]
     assert (check.state, "so 5 min" in check.evidence) == (State.UNKNOWN, True)
     assert found(facts(source, settings={"OLLAMA_LOAD_TIMEOUT": "2h"}))["load time-out"].state is State.PASSED
+
+
+def test_the_folder_in_a_hint_can_be_pasted_whatever_it_is_called(tmp_path: Path) -> None:
+    folder = tmp_path / "it's K3"
+    source = source_of(write_set(folder))
+    check = found(facts(replace(source, projectors=("mmproj.gguf",))))["files"]
+    assert check.hint is not None
+    assert shlex.split(check.hint.replace("*", ""))[1:] == [f"{folder}/mmproj.gguf", f"{folder}/.."]

@@ -94,3 +94,9 @@ def test_a_middle_shard_means_its_set_and_a_set_that_lacks_one_is_refused(tmp_pa
         find_source(str(files[2]), {})
     with pytest.raises(UsageError, match="no file or folder"):
         find_source(str(tmp_path / "nothing"), {})
+
+
+def test_a_home_that_nobody_has_is_no_bug() -> None:
+    with pytest.raises(UsageError) as error:
+        find_source("~no-such-user/K3.gguf", {})
+    assert "~no-such-user" in error.value.message

@@ -113,3 +113,20 @@ def test_a_clone_that_is_impossible_leaves_nothing_behind(tmp_path: Path, monkey
         assert (tmp_path / "sha256-target").read_bytes() == b"x" * 5000
         (tmp_path / "sha256-target").unlink()
     assert [path.name for path in tmp_path.iterdir()] == ["original"]
+
+
+def test_a_merged_file_of_another_user_is_no_bug(
+    stand_in: Ollama, source: Source, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Root merged it in an earlier run; chmod is then refused."""
+    registration = planned(stand_in, source)
+
+    def refused(_path: Path, _mode: int) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(Path, "chmod", refused)
+    assert registration.folder is not None
+    with pytest.raises(MachineError) as error:
+        link.hand_over(source.files[0].path, registration.folder)
+    assert (error.value.code, error.value.cause) == ("cannot-link", "Operation not permitted")
+    assert error.value.hint == "send copies instead: add --copy"

@@ -30,9 +30,9 @@ def registered(stand_in: Ollama, source: Source) -> Ollama:
     return stand_in
 
 
-def proved(stand_in: Ollama, said: list[Event] | None = None) -> Proof:
+def proved(stand_in: Ollama, said: list[Event] | None = None, *, name: str = NAME) -> Proof:
     with open_session(look({"OLLAMA_HOST": stand_in.url}, deadline_seconds=PATIENT_SECONDS)) as session:
-        return prove(session, NAME, ignore if said is None else said.append)
+        return prove(session, name, ignore if said is None else said.append)
 
 
 def states(proof: Proof) -> dict[str, State]:
@@ -72,6 +72,12 @@ def test_a_model_whose_template_shows_no_thinking_is_not_asked_to_think(register
     assert states(proof)["thinking"] is State.UNKNOWN
     assert "think" not in registered.chats[0]
     assert "thinking" not in registered.chats[1]["messages"][1]
+
+
+def test_what_lies_on_the_gpu_is_known_of_a_name_without_its_tag_too(stand_in: Ollama, source: Source) -> None:
+    environ = {"OLLAMA_HOST": stand_in.url, "OLLAMA_MODELS": str(stand_in.folder)}
+    register(plan(source, environ, name="mine"), ignore)
+    assert proved(stand_in, name="mine").gpu_share == 0.0
 
 
 def test_an_answer_cut_off_while_thinking_is_no_failure(registered: Ollama) -> None:
