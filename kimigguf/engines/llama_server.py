@@ -20,11 +20,11 @@ from kimigguf.engines.command import Command
 from kimigguf.engines.diagnose import EngineDiedError, server_error
 from kimigguf.engines.oom import explain, read_kill, read_kills
 from kimigguf.engines.pressure import PressureWatch
-from kimigguf.engines.progress import Activity, advanced, read_activity
+from kimigguf.engines.progress import LoadWatch, read_activity
 from kimigguf.engines.supervise import Child, State
 from kimigguf.engines.tls import trusting
 from kimigguf.errors import MachineError, ServerError, UsageError
-from kimigguf.events import Advance, Listener, Notice, Step, ignore
+from kimigguf.events import Listener, Notice, Step, ignore
 from kimigguf.hardware.pressure import read_pressure
 from kimigguf.units import duration
 
@@ -36,6 +36,9 @@ _STRANGER_SECONDS: Final = 30.0
 _HEALTH_EVERY_SECONDS: Final = 2.0
 _HEALTH_SECONDS: Final = 10.0
 _SILENT_TIMES: Final = 3
+DRAIN_SECONDS: Final = 15.0
+"""What requests in flight get on a stop. With what the engine itself gets it stays below the 30 s that ``stop``,
+Docker's and Kubernetes' patience last."""
 _PRESSURE_EVERY_SECONDS: Final = 10.0
 """The kernel's shortest window of stalls."""
 
@@ -156,6 +159,16 @@ def _connection(address: Address, seconds: float) -> http.client.HTTPConnection:
     return http.client.HTTPSConnection(host, address.port, timeout=seconds, context=trust)
 
 
+def read_slots(address: Address, key: str | None) -> tuple[int | None, int | None]:
+    """How many slots there are, and how many are at work; None where the server does not say."""
+    slots = get(address, "/slots", key=key, seconds=2.0)
+    with suppress(ValueError, TypeError, AttributeError):
+        listed = json.loads(slots[1]) if slots and slots[0] == _OK else None
+        if isinstance(listed, list):
+            return len(listed), sum(bool(slot.get("is_processing")) for slot in listed)
+    return None, None
+
+
 class Server:
     """An engine that was started to serve. The one owner of its process and of its state."""
 
@@ -226,7 +239,7 @@ class Server:
         """
         began = time.monotonic()
         listen(Step(text="starting the engine"))
-        watch = _Watch(total_bytes=self._total_bytes, stall_seconds=stall_seconds, listen=listen)
+        watch = LoadWatch(total_bytes=self._total_bytes, stall_seconds=stall_seconds, listen=listen)
         while True:
             self.raise_if_dead("loading")
             answer = get(self.address, "/health")
@@ -289,12 +302,31 @@ class Server:
 
         Raises:
             EngineDiedError: With the reason from its log.
+            KeyboardInterrupt: It is to be stopped; requests in flight have had ``DRAIN_SECONDS``.
         """
 
         def say(text: str) -> None:
             self._child.note(text)
             listen(Notice(text=text))
 
+        try:
+            self._watch(say)
+        except KeyboardInterrupt:
+            self._drain(say)
+            raise
+
+    def _drain(self, say: Callable[[str], None]) -> None:
+        """Let the requests in flight come to their end, for a while. A second interruption ends the wait."""
+        until = time.monotonic() + DRAIN_SECONDS
+        _, busy = read_slots(self.address, self._key)
+        if busy:
+            say(f"{busy} request(s) in flight get up to {duration(DRAIN_SECONDS)} to end; Ctrl-C again ends them now")
+        while busy and time.monotonic() < until and self._child.wait(_POLL_SECONDS) is None:
+            _, busy = read_slots(self.address, self._key)
+        if busy:
+            say(f"{busy} request(s) were cut off")
+
+    def _watch(self, say: Callable[[str], None]) -> NoReturn:
         silent = 0
         while True:
             if self._child.wait(_HEALTH_EVERY_SECONDS) is not None:
@@ -356,37 +388,3 @@ class Server:
         self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
     ) -> None:
         self.stop()
-
-
-class _Watch:
-    """Turns what the engine's process does into progress, and names a stall once per ``stall_seconds``."""
-
-    def __init__(self, *, total_bytes: int, stall_seconds: float, listen: Listener) -> None:
-        self._total = total_bytes
-        self._stall = stall_seconds
-        self._listen = listen
-        self._last: Activity | None = None
-        self._changed = time.monotonic()
-        self._shown = 0
-
-    def look(self, activity: Activity, tail: Callable[[], str]) -> None:
-        now = time.monotonic()
-        if self._last is None or advanced(self._last, activity, now - self._changed):
-            self._last, self._changed = activity, now
-        elif now - self._changed >= self._stall:
-            self._last, self._changed = activity, now
-            lines = tail().splitlines()
-            self._listen(
-                Notice(
-                    text=f"nothing has advanced for {duration(self._stall)}; "
-                    f"the engine's last words: {lines[-1].strip() if lines else 'none'}"
-                )
-            )
-        done = min(activity.loaded_bytes, self._total)
-        if done > self._shown:
-            self._shown = done
-            self._listen(Advance(activity="load", item="model", done_bytes=done, total_bytes=self._total))
-
-    def finish(self) -> None:
-        if self._shown < self._total:
-            self._listen(Advance(activity="load", item="model", done_bytes=self._total, total_bytes=self._total))

@@ -1,6 +1,5 @@
 """What a running server says of itself, and what the system says of its process; unknown where neither does."""
 
-import json
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -11,7 +10,7 @@ from typing import Any, Final
 import psutil
 
 from kimigguf.engines.footprint import Baseline, Held, growth, planned, read_held, read_resident
-from kimigguf.engines.llama_server import Address, get
+from kimigguf.engines.llama_server import Address, get, read_slots
 from kimigguf.engines.pressure import check_pressure
 from kimigguf.engines.registry import Entry
 from kimigguf.errors import UsageError
@@ -69,7 +68,7 @@ def observe(entry: Entry, key: str | None, environ: Mapping[str, str]) -> dict[s
         with suppress(psutil.Error):
             resident = engine.memory_info().rss
     numbers = _metrics(entry.address, key)
-    total, busy = _slots(entry.address, key)
+    total, busy = read_slots(entry.address, key)
     was = entry.ready or Baseline(resident=None, held=Held(requests=0, finished=0))
     held = read_held(Path(entry.log))
     plan = _plan(entry)
@@ -102,16 +101,6 @@ def observe(entry: Entry, key: str | None, environ: Mapping[str, str]) -> dict[s
 def _metrics(address: Address, key: str | None) -> Mapping[str, float]:
     page = get(address, "/metrics", key=key, seconds=2.0)
     return metrics(page[1].decode(errors="replace")) if page and page[0] == 200 else {}  # noqa: PLR2004 -- HTTP
-
-
-def _slots(address: Address, key: str | None) -> tuple[int | None, int | None]:
-    """How many slots there are, and how many are at work."""
-    slots = get(address, "/slots", key=key, seconds=2.0)
-    with suppress(ValueError, TypeError, AttributeError):
-        listed = json.loads(slots[1]) if slots and slots[0] == 200 else None  # noqa: PLR2004 -- HTTP
-        if isinstance(listed, list):
-            return len(listed), sum(bool(slot.get("is_processing")) for slot in listed)
-    return None, None
 
 
 def _plan(entry: Entry) -> Plan | None:

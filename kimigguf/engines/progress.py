@@ -1,12 +1,15 @@
 """What a loading engine's process has done so far: the only honest clock of a load."""
 
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import psutil
 
-from kimigguf.units import MIB
+from kimigguf.events import Advance, Listener, Notice
+from kimigguf.units import MIB, duration
 
 _BYTES_THAT_COUNT: Final = MIB
 _SHARE_THAT_COUNTS: Final = 0.2
@@ -70,3 +73,37 @@ def read_activity(pid: int, log: Path) -> Activity:
         processor_seconds=times.user + times.system,
         log_bytes=log_bytes,
     )
+
+
+class LoadWatch:
+    """Turns what the engine's process does into progress, and names a stall once per ``stall_seconds``."""
+
+    def __init__(self, *, total_bytes: int, stall_seconds: float, listen: Listener) -> None:
+        self._total = total_bytes
+        self._stall = stall_seconds
+        self._listen = listen
+        self._last: Activity | None = None
+        self._changed = time.monotonic()
+        self._shown = 0
+
+    def look(self, activity: Activity, tail: Callable[[], str]) -> None:
+        now = time.monotonic()
+        if self._last is None or advanced(self._last, activity, now - self._changed):
+            self._last, self._changed = activity, now
+        elif now - self._changed >= self._stall:
+            self._last, self._changed = activity, now
+            lines = tail().splitlines()
+            self._listen(
+                Notice(
+                    text=f"nothing has advanced for {duration(self._stall)}; "
+                    f"the engine's last words: {lines[-1].strip() if lines else 'none'}"
+                )
+            )
+        done = min(activity.loaded_bytes, self._total)
+        if done > self._shown:
+            self._shown = done
+            self._listen(Advance(activity="load", item="model", done_bytes=done, total_bytes=self._total))
+
+    def finish(self) -> None:
+        if self._shown < self._total:
+            self._listen(Advance(activity="load", item="model", done_bytes=self._total, total_bytes=self._total))

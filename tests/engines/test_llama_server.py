@@ -116,6 +116,35 @@ def test_a_busy_server_is_not_called_hung(tmp_path: Path, monkeypatch: pytest.Mo
     assert seen == []
 
 
+@pytest.mark.parametrize(
+    ("mode", "least", "most", "words"),
+    [
+        ("busy", 0.5, 5.0, ["get up to", "1 request(s) were cut off"]),
+        ("ends-soon", 0.0, 5.0, ["get up to"]),
+        ("slow", 0.0, 0.5, []),
+    ],
+)
+def test_a_request_in_flight_is_not_cut_off_at_once_and_not_waited_for_for_ever(
+    *, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, least: float, most: float, words: list[str]
+) -> None:
+    monkeypatch.setattr(llama_server, "DRAIN_SECONDS", 0.5 if mode == "busy" else 30.0)
+    seen: list[str] = []
+    with start(mode, tmp_path) as server:
+        server.wait_ready()
+        began: list[float] = []
+
+        def interrupt(*_arguments: object) -> None:
+            began.append(time.monotonic())
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(server, "_watch", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            server.wait(lambda event: seen.append(getattr(event, "text", "")))
+        assert least <= time.monotonic() - began[0] < most
+    assert len(seen) == len(words)
+    assert all(word in text for word, text in zip(words, seen, strict=True))
+
+
 def test_what_is_told_while_serving_stands_in_the_log_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a server in the background nobody reads the terminal, and a kill leaves no word of the engine's own."""
     monkeypatch.setattr(llama_server, "_HEALTH_EVERY_SECONDS", 0.1)

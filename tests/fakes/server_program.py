@@ -33,6 +33,10 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         ready = time.monotonic() >= self.ready_at
+        if self.path == "/slots":
+            at_work = self.mode == "busy" or (self.mode == "ends-soon" and time.monotonic() < self.ready_at + 1.0)
+            self.answer(200, [{"id": 0, "is_processing": at_work}])
+            return
         if self.mode == "names-no-model" and self.path == "/v1/models":
             self.answer(503, {"error": {"message": "Loading model", "code": 503}})
             return
