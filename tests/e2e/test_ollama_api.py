@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -102,31 +103,29 @@ def start(target: Path, home: Path, *more: str, engine: str = "embedded") -> Ser
     return Served(process=process, port=port, ollama_port=ollama_port, errors=err, output=out)
 
 
-def stop(running: Served) -> None:
-    if running.process.poll() is None:
-        running.process.send_signal(signal.SIGINT)
-        running.process.wait(30)
-
-
-@pytest.fixture
-def server(tiny: Callable[[str], Path], tmp_path: Path) -> Iterator[Served]:
-    running = start(tiny("UD-IQ1_M"), tmp_path)
+@contextmanager
+def kept(running: Served) -> Iterator[Served]:
+    """It, ready, and stopped at the end."""
     try:
         assert running.process.poll() is None, running.errors.read_text()
         yield running
     finally:
-        stop(running)
+        if running.process.poll() is None:
+            running.process.send_signal(signal.SIGINT)
+            running.process.wait(30)
+
+
+@pytest.fixture
+def server(tiny: Callable[[str], Path], tmp_path: Path) -> Iterator[Served]:
+    with kept(start(tiny("UD-IQ1_M"), tmp_path)) as running:
+        yield running
 
 
 @pytest.fixture(scope="module")
 def k3(tiny: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """The tiny K3 on llama-server, with embeddings."""
-    running = start(tiny("UD-IQ1_M"), tmp_path_factory.mktemp("k3"), *EMBEDS, engine="llama-server")
-    try:
-        assert running.process.poll() is None, running.errors.read_text()
+    with kept(start(tiny("UD-IQ1_M"), tmp_path_factory.mktemp("k3"), *EMBEDS, engine="llama-server")) as running:
         yield running
-    finally:
-        stop(running)
 
 
 @pytest.fixture(scope="module")
@@ -135,12 +134,8 @@ def smol(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     home = tmp_path_factory.mktemp("smol")
     (home / "tools.jinja").write_text(TEMPLATE)
     more = ("--alias", "smol", *EMBEDS, "--chat-template-file", str(home / "tools.jinja"))
-    running = start(small_model()[0], home, *more, engine="llama-server")
-    try:
-        assert running.process.poll() is None, running.errors.read_text()
+    with kept(start(small_model()[0], home, *more, engine="llama-server")) as running:
         yield running
-    finally:
-        stop(running)
 
 
 @pytest.fixture(scope="module")
