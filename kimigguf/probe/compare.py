@@ -161,14 +161,14 @@ def _rows(comparison: Comparison) -> list[list[str]]:
             number(run.seconds, "{:.1f} s"),
             number(run.divergence, "{:.4f}"),
             usd(run.usd_per_solved_task),
-            run.verdict,
+            run.verdict.replace("-", " "),
         ]
         for run in comparison.runs
     ]
 
 
 _HEADINGS = (
-    "run", "size", "right answers", "same as the reference", "tokens/s", "whole answer", "divergence", "a solved task",
+    "run", "size", "right answers", "same answer", "tokens/s", "time", "divergence", "solved task",
     "verdict",
 )  # fmt: skip
 
@@ -189,7 +189,7 @@ def draw(console: "Console", comparison: Comparison) -> None:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
     headings, rows = _table(comparison)
     for heading in headings:
-        table.add_column(heading, overflow="fold")
+        table.add_column(heading, overflow="fold", min_width=max(map(len, heading.split())))
     for row in rows:
         table.add_row(*row)
     console.print(table)

@@ -92,19 +92,19 @@ def token_sentences(found: TokenLevel | None) -> tuple[str, ...]:
     lines = [f"token level, {found.questions} answers' beginnings:"]
     for name, pair in (("candidate against the reference", found.pair), ("the reference against itself", found.noise)):
         if pair is None:
-            lines.append(f"  {name}: unknown")
+            lines.append(f"{name}: unknown")
         else:
             span = "" if pair.low is None else f" [{percent(pair.low)}, {percent(pair.high)}]"
             lines.append(
-                f"  {name}: the same likeliest token for {percent(pair.agreement)}{span} of {pair.tokens:,} shared "
+                f"{name}: the same likeliest token for {percent(pair.agreement)}{span} of {pair.tokens:,} shared "
                 f"tokens; divergence at least {pair.divergence:.4f} nats (of the {pair.top} likeliest)"
             )
     lines += [
-        f"  {name}, of its own text: {own.mean_logprob:.3f} nats a token on average ({own.tokens:,} tokens)"
+        f"{name}, of its own text: {own.mean_logprob:.3f} nats a token on average ({own.tokens:,} tokens)"
         for name, own in (("the candidate", found.candidate), ("the reference", found.reference))
         if own is not None
     ]
-    return (*lines, *(f"  unknown: {reason}" for reason in found.unknown))
+    return (*lines, *(f"unknown: {reason}" for reason in found.unknown))
 
 
 def sentence(metric: Metric) -> str:
@@ -134,7 +134,8 @@ def percent(value: float | None) -> str:
 
 def draw(console: "Console", scores: Scores, candidate: Endpoint, reference: Endpoint) -> None:
     """Print the comparison."""
-    from rich.text import Text  # noqa: PLC0415 -- kept out of JSON runs
+    from rich.padding import Padding  # noqa: PLC0415 -- kept out of JSON runs
+    from rich.text import Text  # noqa: PLC0415 -- as above
 
     console.print(f"candidate  {candidate.model} at {candidate.url}", markup=False)
     console.print(f"reference  {reference.model} at {reference.url}", markup=False)
@@ -145,8 +146,8 @@ def draw(console: "Console", scores: Scores, candidate: Endpoint, reference: End
     if (decisions := trigger_sentence(scores)) is not None:
         console.print(decisions, markup=False)
     console.print(f"prompt tokens, candidate against reference: {scores.parity.sentence}", markup=False)
-    for line in token_sentences(scores.tokens):
-        console.print(line, markup=False)
+    for place, line in enumerate(token_sentences(scores.tokens)):
+        console.print(Padding(Text(line), (0, 0, 0, 2 if place else 0)))
     if scores.economics is not None and not _free(scores.economics):
         console.print(_table_of(("", "candidate", "reference"), cost_rows(scores.economics)))
         console.print(f"break-even with the reference: {scores.economics.meaning}", markup=False)
@@ -157,7 +158,8 @@ def draw(console: "Console", scores: Scores, candidate: Endpoint, reference: End
 
 def _draw_metrics(console: "Console", scores: Scores) -> None:
     """A line of numbers and a line of words a metric; of single categories, only those that say something."""
-    from rich.text import Text  # noqa: PLC0415 -- kept out of JSON runs
+    from rich.padding import Padding  # noqa: PLC0415 -- kept out of JSON runs
+    from rich.text import Text  # noqa: PLC0415 -- as above
 
     columns = ("candidate", "reference", "its own noise", "items")
     console.print(
@@ -171,7 +173,7 @@ def _draw_metrics(console: "Console", scores: Scores) -> None:
             Text(f" {metric.name:<30}" + "".join(f"{cell:>14}" for cell in cells) + f"{metric.items:>7}"),
             overflow="fold",
         )
-        console.print(Text(f"   {sentence(metric)}", style=_COLOURS[metric.verdict]))
+        console.print(Padding(Text(sentence(metric), style=_COLOURS[metric.verdict]), (0, 0, 0, 3)))
     quiet = len(scores.metrics) - len(shown)
     if quiet:
         console.print(f" {quiet} categories looked at by themselves tell nothing for certain", markup=False)
