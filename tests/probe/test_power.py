@@ -1,68 +1,93 @@
-"""What the statistics find and what they leave alone, over 100 simulated comparisons of 180 questions each."""
+"""What the probe finds and what it leaves alone, over 100 comparisons drawn from real answers of a small model.
 
+The pool (scripts/record_probe_pool) holds answers of SmolLM2-135M-Instruct to the suite "basics", several to each
+question, from a sound server and from damaged ones. A run draws one answer to each question for each arm, never the
+same sample twice, and goes through the scoring that every report goes through.
+"""
+
+import gzip
+import json
 import random
-from collections.abc import Callable
+from collections import Counter
+from functools import cache
+from pathlib import Path
+from typing import Any
 
 import pytest
+from pydantic import TypeAdapter
 
-from kimigguf.probe.calls import Arm, Call, Reply
+from kimigguf.probe.calls import Arm, Call, Outcome
 from kimigguf.probe.intervals import Verdict
 from kimigguf.probe.score import score
-from kimigguf.probe.suites import Item, Number, Suite
+from kimigguf.probe.suites import Suite, load_suite
 
-COUNT = 180
-SUITE = Suite(name="drawn", items=tuple(Item(id=f"i{n}", prompt="?", check=Number(value=n)) for n in range(COUNT)))
-HARDNESS = [random.Random(n).betavariate(4, 1) for n in range(COUNT)]
-"""How often the reference gets each question right: mostly nearly always, a few seldom."""
-
-Answer = Callable[[random.Random, int], str]
+POOL = Path(__file__).parents[1] / "data" / "probe" / "pool.jsonl.gz"
+RUNS = 100
+SOUND = "sound"
 
 
-def honest(chance: random.Random, item: int) -> str:
-    return str(item) if chance.random() < HARDNESS[item] else str(1000 + chance.randrange(4))
+@cache
+def recipe() -> dict[str, Any]:
+    return dict(_rows()[0])
 
 
-def weaker(chance: random.Random, item: int) -> str:
-    return honest(chance, item) if chance.random() < 0.75 else str(1000 + chance.randrange(4))
-
-
-def silent(chance: random.Random, item: int) -> str:
-    return honest(chance, item) if chance.random() < 0.85 else ""
-
-
-def wild(chance: random.Random, item: int) -> str:
-    return honest(chance, item) if chance.random() < 0.75 else str(chance.randrange(5000, 9000))
-
-
-def verdicts(candidate: Answer) -> list[Verdict]:
-    found = []
-    for seed in range(100):
-        chance = random.Random(seed)
-        calls = [
-            Call(
-                arm=arm,
-                item=f"i{n}",
-                repeat=0,
-                outcome=reply((candidate if arm is Arm.CANDIDATE else honest)(chance, n)),
-            )
-            for n in range(COUNT)
-            for arm in Arm
-        ]
-        found.append(score(SUITE, calls, tolerance=0.05).verdict)
+@cache
+def pool() -> dict[str, dict[str, list[Outcome]]]:
+    """The outcomes of each recording by item."""
+    adapter: TypeAdapter[Outcome] = TypeAdapter(Outcome)
+    found: dict[str, dict[str, list[Outcome]]] = {}
+    for row in _rows()[1:]:
+        told = {key: value for key, value in row.items() if key not in {"recording", "item", "sample"}}
+        timed = told if "kind" in told else {**told, "seconds": 1.0, "first_token_seconds": None}
+        found.setdefault(row["recording"], {}).setdefault(row["item"], []).append(adapter.validate_python(timed))
     return found
 
 
-def reply(content: str) -> Reply:
-    return Reply(
-        content=content, thinking="", finish_reason="stop", tool_calls=0, prompt_tokens=None, completion_tokens=None,
-        first_token_seconds=None, seconds=1.0, max_tokens=None,
-    )  # fmt: skip
+@cache
+def _rows() -> list[dict[str, Any]]:
+    return [json.loads(line) for line in gzip.decompress(POOL.read_bytes()).decode().splitlines()]
 
 
-def test_the_reference_judged_by_itself_is_called_worse_in_at_most_five_of_a_hundred() -> None:
-    assert verdicts(honest).count(Verdict.WORSE) <= 5
+@cache
+def suite() -> Suite:
+    return load_suite(recipe()["suite"], {})
 
 
-@pytest.mark.parametrize("fault", [weaker, silent, wild])
-def test_a_planted_fault_is_found_in_at_least_ninety_five_of_a_hundred(fault: Answer) -> None:
-    assert verdicts(fault).count(Verdict.WORSE) >= 95
+def drawn(candidate: str, seed: int) -> tuple[Suite, list[Call]]:
+    """One run: an answer of each arm to each question, all of them different samples."""
+    chance = random.Random(seed)
+    calls = []
+    for item in suite().items:
+        own = pool()[SOUND][item.id]
+        if candidate == SOUND:
+            judged, reference, again = chance.sample(own, 3)
+        else:
+            reference, again = chance.sample(own, 2)
+            judged = chance.choice(pool()[candidate][item.id])
+        for arm, outcome in zip(Arm, (judged, reference, again), strict=True):
+            calls.append(Call(arm=arm, item=item.id, repeat=0, outcome=outcome))
+    return suite(), calls
+
+
+def verdicts(candidate: str) -> Counter[Verdict]:
+    return Counter(score(*drawn(candidate, seed), tolerance=0.05).verdict for seed in range(RUNS))
+
+
+FAULTS = sorted({*recipe()["recordings"]} - {SOUND})
+
+
+def test_the_pool_is_of_the_questions_that_there_are_and_runs_differ() -> None:
+    assert recipe()["suite_sha256"] == suite().sha256
+    for name, told in recipe()["recordings"].items():
+        assert {item.id for item in suite().items} == set(pool()[name])
+        assert {len(found) for found in pool()[name].values()} == {told["samples"]}
+    assert drawn(SOUND, 1)[1] != drawn(SOUND, 2)[1]
+
+
+def test_the_model_judged_by_itself_is_called_worse_in_at_most_five_of_a_hundred() -> None:
+    assert verdicts(SOUND)[Verdict.WORSE] <= 5
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_planted_fault_is_found_in_at_least_ninety_five_of_a_hundred(fault: str) -> None:
+    assert verdicts(fault)[Verdict.WORSE] >= 95
