@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
@@ -43,9 +43,12 @@ def chosen(suite: Suite, questions: int) -> tuple[Item, ...]:
     return tuple(fit[::step][:questions])
 
 
-def most_usd(prices: Prices, suite: Suite, questions: int) -> float:
-    """The most that asking the reference twice can cost."""
-    return 2 * sum(prices.most(item, TOKENS) for item in chosen(suite, questions))
+def most_usd(prices: Prices, suite: Suite, questions: int, *, kept_in: Iterable[Path | None] = ()) -> float:
+    """The most that asking the reference twice can cost, for what is not kept in one of the folders."""
+    kept = {key for folder in kept_in for key in _read(folder)}
+    arms = (Arm.REFERENCE, Arm.REFERENCE_AGAIN)
+    items = chosen(suite, questions)
+    return sum(prices.most(item, TOKENS) for arm in arms for item in items if (arm, item.id) not in kept)
 
 
 def compare_tokens(

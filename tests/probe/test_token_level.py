@@ -12,6 +12,9 @@ from fakes.served import plan_for, served, small_model
 from kimigguf.cli.app import App, run
 from kimigguf.cli.show import Show
 from kimigguf.errors import ExitCode
+from kimigguf.probe.references import Prices
+from kimigguf.probe.suites import load_suite
+from kimigguf.probe.token_level import TOKENS, most_usd
 
 
 def suite(folder: Path, count: int = 6) -> str:
@@ -64,6 +67,17 @@ def test_both_sides_are_asked_greedily_and_a_killed_run_asks_nothing_twice(
         before = len(reference.bodies)
         assert probe(capsys, *sides, "--token-level", "4", *again)["token_level"] == found
         assert len(reference.bodies) == before
+
+
+def test_what_is_kept_costs_nothing_more(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    asked, prices = suite(tmp_path), Prices(input_usd=0.0, output_usd=1e6 / TOKENS)
+    loaded = load_suite(asked, {})
+    assert most_usd(prices, loaded, 0) == 0
+    assert most_usd(prices, loaded, 4) == most_usd(prices, loaded, 4, kept_in=(None, tmp_path)) == 8
+    with serve(telling("abcd")) as candidate, serve(telling("abcd")) as reference:
+        sides = ["--candidate", candidate.url, "--reference", reference.url, "--suite", asked]
+        probe(capsys, *sides, "--token-level", "3", "--out", str(tmp_path / "run"))
+    assert most_usd(prices, loaded, 3, kept_in=(None, tmp_path / "run")) == 0
 
 
 def silent(body: dict[str, Any], _number: int) -> Say | Refuse:
