@@ -250,8 +250,9 @@ def check_locking(plan: Plan, argv: Sequence[str], limit: LockLimit | None) -> t
     if limit is None:
         return (Check(what="memory lock", state=State.UNKNOWN, evidence="the system does not say what may be locked"),)
     if limit.exempt or limit.soft_bytes is None or limit.soft_bytes >= need:
-        allowed = "as much as there is" if limit.exempt or limit.soft_bytes is None else memory(limit.soft_bytes)
-        return (Check(what="memory lock", state=State.PASSED, evidence=f"{memory(need)} to lock, {allowed} allowed"),)
+        unbound = limit.exempt or limit.soft_bytes is None
+        allowed = "without a limit" if unbound else f"and ulimit -l allows {memory(limit.soft_bytes)}"
+        return (Check(what="memory lock", state=State.PASSED, evidence=f"{memory(need)} to lock, {allowed}"),)
     enough = limit.hard_bytes is None or limit.hard_bytes >= need
     kib = -(-need // KIB)
     return (
