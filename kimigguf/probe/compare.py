@@ -14,6 +14,7 @@ from kimigguf.errors import UsageError
 from kimigguf.probe.cost import usd
 from kimigguf.probe.report import percent
 from kimigguf.probe.teacher_forced import read as read_exact
+from kimigguf.units import storage
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -146,8 +147,6 @@ def record(comparison: Comparison) -> dict[str, Any]:
 
 
 def _rows(comparison: Comparison) -> list[list[str]]:
-    from kimigguf.units import storage  # noqa: PLC0415 -- beside its only use
-
     def number(value: float | None, form: str) -> str:
         return "unknown" if value is None else form.format(value)
 
@@ -168,7 +167,7 @@ def _rows(comparison: Comparison) -> list[list[str]]:
 
 
 _HEADINGS = (
-    "run", "size", "right answers", "same answer", "tokens/s", "time", "divergence", "solved task",
+    "run", "size", "right answers", "same answer", "tokens/s", "whole answer", "divergence", "solved task",
     "verdict",
 )  # fmt: skip
 
@@ -188,10 +187,11 @@ def draw(console: "Console", comparison: Comparison) -> None:
     console.print(f"{comparison.suite}, {comparison.items} items, judged by {comparison.reference}", markup=False)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
     headings, rows = _table(comparison)
-    for heading in headings:
-        table.add_column(heading, overflow="fold", min_width=max(map(len, heading.split())))
-    for row in rows:
-        table.add_row(*row)
+    table.add_column("")
+    for row in rows:  # a column a run: they are few, and what there is to say of each is long
+        table.add_column(row[0], justify="right", overflow="fold")
+    for place, heading in enumerate(headings[1:], 1):
+        table.add_row(heading, *(row[place] for row in rows))
     console.print(table)
     console.print(f"the reference itself: {percent(comparison.reference_right)} right", markup=False)
 
@@ -203,15 +203,17 @@ def compare_page(comparison: Comparison) -> str:
     head = "".join(f"<th>{escape(heading)}</th>" for heading in headings)
     body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
     return template.substitute(
-        title=escape(f"{len(comparison.runs)} runs beside {comparison.reference}"),
+        title=escape(f"{len(comparison.runs)} run{'s'[: len(comparison.runs) > 1]} beside {comparison.reference}"),
         about=escape(f"{comparison.suite}, {comparison.items} items"),
         table=f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>",
-        size=_picture(comparison, "size in GB", lambda run: None if run.size_bytes is None else run.size_bytes / 1e9),
-        speed=_picture(comparison, "tokens/s", lambda run: run.tokens_per_second),
+        size=_picture(comparison, "size", lambda run: run.size_bytes, lambda value: storage(round(value))),
+        speed=_picture(comparison, "tokens/s", lambda run: run.tokens_per_second, "{:.1f}".format),
     )
 
 
-def _picture(comparison: Comparison, what: str, value_of: Callable[[Compared], float | None]) -> str:
+def _picture(
+    comparison: Comparison, what: str, value_of: Callable[[Compared], float | None], form: Callable[[float], str]
+) -> str:
     """Right answers (with their 95 % intervals) over ``what``, as SVG; empty where nothing can be drawn."""
     known = [run for run in comparison.runs if run.right is not None]
     drawn = [(run, value) for run in known if (value := value_of(run)) is not None]
@@ -223,7 +225,11 @@ def _picture(comparison: Comparison, what: str, value_of: Callable[[Compared], f
     parts += [
         f'<text x="34" y="{204 - 190 * share:.0f}" text-anchor="end">{share:.0%}</text>' for share in (0.0, 0.5, 1.0)
     ]
-    parts.append(f'<text x="390" y="232" text-anchor="end">{escape(what)}, up to {most:.0f}</text>')
+    parts += [
+        f'<text x="{40 + 350 * part:.0f}" y="216" text-anchor="{anchor}">{escape(form(most * part))}</text>'
+        for part, anchor in ((0.0, "start"), (0.5, "middle"), (1.0, "end"))
+    ]
+    parts.append(f'<text x="215" y="234" text-anchor="middle">{escape(what)}</text>')
     if comparison.reference_right is not None:
         y = 200 - 190 * comparison.reference_right
         parts.append(f'<path class="zero" d="M40 {y:.1f} H390"/>')

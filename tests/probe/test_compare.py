@@ -86,6 +86,14 @@ def test_what_lies_beside_a_run_is_compared_too(tmp_path: Path) -> None:
     assert "0.5645" in text(found, 140)
 
 
+@pytest.mark.parametrize("width", [80, 120])
+def test_all_that_is_compared_fits_the_terminal(width: int, tmp_path: Path) -> None:
+    shown = text(compared(tmp_path, more=True), width)
+    assert max(map(len, shown.splitlines())) <= width
+    for word in ("UD-IQ1_S", "861.3 GB", "96.7 % [83.3 %, 99.4 %]", "0.1779", "verdict", "not enough samples"):
+        assert word in shown
+
+
 def test_columns_that_nobody_can_fill_are_left_out(tmp_path: Path) -> None:
     shown = text(compared(tmp_path, more=False), 140)
     assert "divergence" not in shown
