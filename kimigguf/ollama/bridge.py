@@ -231,6 +231,7 @@ class Bridge:
                 while data := await reply.read():
                     if made := "".join([answer.add(payload) for payload in events.cut(data)]):
                         yield made
+                        await reply.gather()
         except EngineLost as error:
             if not begun:
                 raise _Refused(502, f"the engine does not answer: {error}") from error

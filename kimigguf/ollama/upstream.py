@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 import httptools
 
 _CONNECT_SECONDS: Final = 30.0
+_GATHER_SECONDS: Final = 0.002
 _HELD_BYTES: Final = 256 * 1024
 """More than this is not read ahead of a caller that takes it slowly."""
 
@@ -80,6 +81,7 @@ class Reply(asyncio.Protocol):
         self._pieces: list[bytes] = []
         self._held = 0
         self._paused = False
+        self._closed = False
         self._sized = False
         self._whole = False
         self._lost: str | None = None
@@ -111,10 +113,17 @@ class Reply(asyncio.Protocol):
         data = self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
         self._pieces.clear()
         self._held = 0
-        if self._paused and self._transport is not None:
-            self._paused = False
-            self._transport.resume_reading()
+        self._go_on()
         return data
+
+    async def gather(self) -> None:
+        """Let what comes within the next 2 ms come as one: a very fast engine is then not slowed by being read.
+
+        Real models of K3's size take longer than that for a token, and are passed on as they speak.
+        """
+        self._pause()
+        await asyncio.sleep(_GATHER_SECONDS)
+        self._go_on()
 
     async def read_all(self) -> bytes:
         """The whole of it.
@@ -130,6 +139,16 @@ class Reply(asyncio.Protocol):
     async def _more(self) -> None:
         self._waiter = asyncio.get_running_loop().create_future()
         await self._waiter
+
+    def _pause(self) -> None:
+        if self._transport is not None and not self._paused and not self._closed:
+            self._paused = True
+            self._transport.pause_reading()
+
+    def _go_on(self) -> None:
+        if self._transport is not None and self._paused and not self._closed:
+            self._paused = False
+            self._transport.resume_reading()
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
@@ -147,12 +166,12 @@ class Reply(asyncio.Protocol):
             self._lost = f"it does not speak HTTP: {error}"
             if self._transport is not None:
                 self._transport.abort()
-        if self._held > _HELD_BYTES and not self._paused and self._transport is not None:
-            self._paused = True
-            self._transport.pause_reading()
+        if self._held > _HELD_BYTES:
+            self._pause()
         self._wake()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._closed = True
         if self._whole or self._lost is not None:
             pass
         elif exc is None and self.status and not self._sized:

@@ -368,6 +368,7 @@ def test_a_real_k3_answers_ollamas_client_twice(tiny: Callable[[str], Path], tmp
         assert "".join(part.message.thinking or "" for part in parts)
         assert client.generate("kimi-k3", "Hello", options=options).eval_count == 8
         # The embedded engine's K3 parser drops formats as llama-server's does.
-        schema = {"type": "object", "required": ["sure"], "properties": {"sure": {"type": "boolean"}}}
+        sure = {"sure": {"type": "boolean"}}
+        schema = {"type": "object", "required": ["sure"], "properties": sure, "additionalProperties": False}
         reply = client.chat("kimi-k3", HELLO, format=schema, options={"num_predict": 40})
         assert json.loads(reply.message.content or "")["sure"] in {True, False}

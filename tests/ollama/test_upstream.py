@@ -129,6 +129,27 @@ def test_a_caller_that_reads_slowly_does_not_fill_the_memory() -> None:
     asyncio.run(run())
 
 
+def test_a_fast_engine_is_read_in_larger_pieces_and_none_is_lost() -> None:
+    async def talk(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n")
+        for number in range(200):
+            writer.write(b"%03d" % number)
+            await writer.drain()
+            await asyncio.sleep(0.0002)
+
+    async def run() -> list[bytes]:
+        found = []
+        async with answering(talk) as engine, engine.ask("/x") as reply:
+            while data := await reply.read():
+                found.append(data)
+                await reply.gather()
+        return found
+
+    pieces = asyncio.run(run())
+    assert b"".join(pieces) == b"".join(b"%03d" % number for number in range(200))
+    assert len(pieces) < 150
+
+
 def test_leaving_early_closes_the_connection() -> None:
     async def run() -> bool:
         gone = asyncio.Event()
