@@ -77,10 +77,9 @@ def command(
     from kimigguf.memory.settings import Settings
     from kimigguf.ollama.find import find_source
     from kimigguf.ollama.registration import plan
-
-    profile = load_model(environ=app.environ)
     from kimigguf.placement.plan import check_context
 
+    profile = load_model(environ=app.environ)
     check_context(context_tokens, profile.context_max_tokens)
     source = find_source(what or "", app.environ, models_dir)
     registration = plan(
@@ -225,7 +224,6 @@ def _draw_checks(console: "Console", checks: "Iterable[Check]") -> None:
 
 
 def _draw_plan(console: "Console", registration: "Registration") -> None:
-
     _draw_checks(console, registration.checks)
     _draw_ways(console, registration)
     _draw_disk(console, registration)
