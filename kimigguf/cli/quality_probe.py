@@ -3,6 +3,7 @@
 import shlex
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -12,13 +13,16 @@ from kimigguf.cli.quality_probe_protocol import protocol_command
 from kimigguf.cli.show import output_options
 from kimigguf.errors import ExitCode, MachineError, UsageError
 
+if TYPE_CHECKING:
+    from rich.console import Console
+
 
 @click.group(
     "quality-probe", invoke_without_command=True, short_help="Compare a running quant with a reference endpoint."
 )
 @click.option("--candidate", metavar="URL", help="The server to judge, such as http://127.0.0.1:8080.")
 @click.option("--reference", metavar="NAME|URL",
-              help="What to judge it by (kimi, openrouter or an address); it is asked twice.")  # fmt: skip
+              help="What to judge it by (kimi, comet, openrouter or an address); it is asked twice.")  # fmt: skip
 @click.option("--candidate-model", metavar="NAME", help="The model's name there; needed where there are several.")
 @click.option("--reference-model", metavar="NAME", help="The model's name there; needed where there are several.")
 @click.option("--suite", "suite_name", metavar="NAME|FILE", default="quick", show_default=True, help="What to ask.")
@@ -44,6 +48,9 @@ from kimigguf.errors import ExitCode, MachineError, UsageError
               help="Also compare the first tokens of N answers, where both sides give log-probabilities.")  # fmt: skip
 @click.option("--costs", type=click.Path(path_type=Path, dir_okay=False, exists=True), metavar="FILE",
               help="Your prices (TOML): what a solved task costs on either side, and the break-even.")  # fmt: skip
+@click.option("--judge", metavar="NAME|URL",
+              help="Who compares answers to questions that have a rubric; its opinion is shown apart.")  # fmt: skip
+@click.option("--judge-model", metavar="NAME", help="The model's name there; needed where there are several.")
 @click.option("--yes", is_flag=True, help="Spend what it costs without being asked.")
 @output_options
 @click.pass_context
@@ -65,6 +72,8 @@ def command(
     out: Path | None,
     reference_run: Path | None,
     budget_usd: float | None,
+    judge: str | None,
+    judge_model: str | None,
     costs: Path | None,
     token_level: int,
     yes: bool,
@@ -99,6 +108,7 @@ def command(
     if candidate is None or reference is None:
         raise click.UsageError(f"Missing option '--{'candidate' if candidate is None else 'reference'}'.", context)
     _check_address(candidate, reference)
+    from kimigguf.probe.judge import sentence
     from kimigguf.probe.report import draw
     from kimigguf.probe.session import Request, probe
 
@@ -118,6 +128,8 @@ def command(
         out=out,
         reference_run=reference_run,
         budget_usd=budget_usd,
+        judge=judge,
+        judge_model=judge_model,
         costs=costs,
         token_level=token_level,
     )
@@ -126,7 +138,13 @@ def command(
         found = probe(request, app.environ, agree=lambda usd: yes or _agreed(usd), listen=listen)
     if out is not None:
         app.show.note(f"the report is in {out / 'report.html'}")
-    app.show.answer(found.answer, lambda console: draw(console, found.scores, found.candidate, found.reference))
+
+    def shown(console: "Console") -> None:
+        draw(console, found.scores, found.candidate, found.reference)
+        if found.opinion is not None:
+            console.print(sentence(found.opinion), markup=False)
+
+    app.show.answer(found.answer, shown)
     return ExitCode.ANSWERED_NO if found.scores.verdict == "worse" else ExitCode.DONE
 
 
@@ -145,9 +163,10 @@ def _check_address(candidate: str, reference: str) -> None:
         raise UsageError(error.message, code=error.code, cause=error.cause, hint=shlex.join(words)) from error
 
 
-def _agreed(usd: float) -> bool:
+def _agreed(usd: float | None) -> bool:
     """Ask whoever sits at the terminal; nobody there is a no."""
-    return sys.stdin.isatty() and click.confirm(f"The reference may cost up to ${usd:.2f}. Go on?", err=True)
+    cost = "Nobody has written down what this costs." if usd is None else f"This may cost up to ${usd:.2f}."
+    return sys.stdin.isatty() and click.confirm(f"{cost} Go on?", err=True)
 
 
 @command.command("compare", short_help="Put finished runs with one reference side by side.")

@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 import httpx2
 import openai
 
+from kimigguf.engines.endpoint import limits
 from kimigguf.engines.registry import certificate_at
 from kimigguf.engines.session import servers_folder
 from kimigguf.engines.tls import trusting
@@ -161,6 +162,10 @@ class Asker:
                 hint=f"--{self.role}-model {names[0] if names else 'NAME'}",
             )
         return Endpoint(role=self.role, url=self.url, model=names[0])
+
+    def context_tokens(self) -> int | None:
+        """The tokens that fit into one conversation, where a llama-server tells."""
+        return limits(self._client, {}).context_tokens
 
     def ask(self, endpoint: Endpoint, item: Item, max_tokens: int | None) -> Outcome:
         """Ask one question, to the end of its tool loop if it has one."""

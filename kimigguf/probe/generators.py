@@ -51,7 +51,7 @@ def make(template: str, count: int, seed: int) -> tuple[Item, ...]:
         raise UsageError(f"{template} has no {count} different questions", code="bad-suite", hint="ask for fewer")
     category = "long context" if template in NEEDLES else TEMPLATES[template][0]
     return tuple(
-        Item(id=f"{template}-{number}", prompt=prompt, check=check, category=category)
+        Item(id=f"{template}-{number}", prompt=prompt, check=check, category=category, tokens=NEEDLES.get(template))
         for number, (prompt, check) in enumerate(made.items(), 1)
     )
 

@@ -1,24 +1,32 @@
 """One comparison from request to finding: what it would cost is agreed on before anything is asked."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, TypeAlias
 
 from kimigguf.errors import UsageError
-from kimigguf.events import Listener
+from kimigguf.events import Listener, Notice
 from kimigguf.probe import token_level
 from kimigguf.probe.calls import Arm, Call
 from kimigguf.probe.client import Asker, Endpoint, Settings
 from kimigguf.probe.cost import Costs, economics, load_costs
+from kimigguf.probe.judge import Judged, sentence
+from kimigguf.probe.judging import judge_calls, prepare
 from kimigguf.probe.page import page
 from kimigguf.probe.references import Purse, Reference, check_temperature, find_reference, most_usd
 from kimigguf.probe.report import record
 from kimigguf.probe.run import Side, jobs, open_store, reference_calls, run, write_reports
+from kimigguf.probe.sandbox import closed
 from kimigguf.probe.score import Scores, score, solved
-from kimigguf.probe.suites import Suite, load_suite
+from kimigguf.probe.suites import PythonTest, Suite, load_suite
 from kimigguf.probe.teacher_forced import read as read_exact
+
+Agree: TypeAlias = Callable[[float | None], bool]
+"""Given the most that it can cost, in US dollars; None where nobody knows."""
+_ANSWER_TOKENS: Final = 256
+"""Room that a long question's answer needs beside it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +49,8 @@ class Request:
     reference_run: Path | None = None
     budget_usd: float | None = None
     costs: Path | None = None
+    judge: str | None = None
+    judge_model: str | None = None
     token_level: int = 0
 
 
@@ -52,10 +62,11 @@ class Finding:
     candidate: Endpoint
     reference: Endpoint
     answer: Mapping[str, Any]
+    opinion: Judged | None = None
 
 
-def probe(request: Request, environ: Mapping[str, str], *, agree: Callable[[float], bool], listen: Listener) -> Finding:
-    """Ask both sides and compare. ``agree`` is given the most that it can cost, in US dollars, where that is known.
+def probe(request: Request, environ: Mapping[str, str], *, agree: Agree, listen: Listener) -> Finding:
+    """Ask both sides and compare. ``agree`` is asked before anything is that costs.
 
     Raises:
         UsageError: The request cannot be meant, or the cost was not agreed to.
@@ -67,6 +78,17 @@ def probe(request: Request, environ: Mapping[str, str], *, agree: Callable[[floa
     check_temperature(known, request.temperature)
     purse = _purse(request, known, suite)
     costs = Costs() if request.costs is None else load_costs(request.costs)
+    judging = prepare(
+        request.judge,
+        request.judge_model,
+        suite,
+        environ,
+        max_tokens=request.max_tokens or suite.max_tokens,
+        repeats=request.repeats,
+        budget_usd=request.budget_usd,
+        listen=listen,
+    )
+    _agree_to_unknown((known, None if judging is None else judging.known), agree)
     settings = Settings(timeout_seconds=request.timeout_seconds, temperature=request.temperature)
     with (
         closing(Asker("candidate", request.candidate, environ, settings)) as judged,
@@ -76,7 +98,10 @@ def probe(request: Request, environ: Mapping[str, str], *, agree: Callable[[floa
     ):
         left = Side(asker=judged, endpoint=judged.endpoint(request.candidate_model))
         right = Side(asker=standard, endpoint=standard.endpoint(request.reference_model or known.model))
-        calls = _ask(request, suite, left, right, agree=agree, listen=listen)
+        suite, left_out = served(suite, judged.context_tokens())
+        _tell(suite, left_out, listen)
+        judge_usd = 0.0 if judging is None else judging.most_usd or 0.0
+        calls = _ask(request, suite, left, right, agree=agree, listen=listen, judge_usd=judge_usd)
         tokens = None
         if request.token_level:
             tokens = token_level.compare_tokens(
@@ -93,7 +118,69 @@ def probe(request: Request, environ: Mapping[str, str], *, agree: Callable[[floa
     prices = economics(calls, right_by_item, costs, known.prices, parallel=request.parallel)
     scores = replace(score(suite, calls, tolerance=request.tolerance), economics=prices, tokens=tokens)
     spent = None if purse is None else purse.spent_usd
-    return _finding(request, suite, calls, scores, candidate=left.endpoint, reference=right.endpoint, spent_usd=spent)
+    opinion = None
+    if judging is not None:
+        opinion = judge_calls(
+            judging,
+            suite,
+            calls,
+            environ,
+            tolerance=request.tolerance,
+            left_usd=None if request.budget_usd is None else max(0.0, request.budget_usd - (spent or 0.0)),
+            folder=request.out,
+            parallel=request.parallel,
+            timeout_seconds=request.timeout_seconds,
+            listen=listen,
+        )
+    return _finding(
+        request,
+        suite,
+        calls,
+        scores,
+        candidate=left.endpoint,
+        reference=right.endpoint,
+        spent_usd=spent,
+        opinion=opinion,
+        left_out=left_out,
+    )
+
+
+def served(suite: Suite, context_tokens: int | None) -> tuple[Suite, int]:
+    """The suite without the long questions that the candidate's context does not hold, and how many those are.
+
+    The suite keeps its hash: it names the questions that were drawn, so that one reference serves several contexts.
+    """
+    if context_tokens is None:
+        return suite, 0
+    room = context_tokens - _ANSWER_TOKENS
+    items = tuple(item for item in suite.items if item.tokens is None or item.tokens <= room)
+    if not items:
+        raise UsageError(
+            f"the candidate serves {context_tokens} tokens, and every question of {suite.name} is longer",
+            code="context-too-small",
+            hint="kimigguf quality-probe --suite standard ...",
+        )
+    return replace(suite, items=items), len(suite.items) - len(items)
+
+
+def _tell(suite: Suite, left_out: int, listen: Listener) -> None:
+    """What will not be asked or not be judged, before anything is."""
+    if left_out:
+        listen(Notice(text=f"{left_out} questions are left out: the candidate's context does not hold them"))
+    programs = sum(isinstance(item.check, PythonTest) for item in suite.items)
+    if programs and (why := closed()) is not None:
+        listen(Notice(text=f"UNKNOWN: {why}; the programs of {programs} questions are not run and not counted"))
+
+
+def _agree_to_unknown(asked: Iterable[Reference | None], agree: Agree) -> None:
+    """An endpoint that takes a key of its own charges something; without a price only its user can say that it may."""
+    unpriced = [one.name for one in asked if one is not None and one.key_variable and one.prices is None]
+    if unpriced and not agree(None):
+        raise UsageError(
+            f"nobody has written down what {unpriced[0]} charges, and an unknown cost was not agreed to",
+            code="cost-not-agreed",
+            hint="add --yes, or write its prices into a profile of yours in references",
+        )
 
 
 def _purse(request: Request, known: Reference, suite: Suite) -> Purse | None:
@@ -126,7 +213,14 @@ def _described(request: Request, suite: Suite, left: Endpoint, right: Endpoint) 
 
 
 def _ask(
-    request: Request, suite: Suite, left: Side, right: Side, *, agree: Callable[[float], bool], listen: Listener
+    request: Request,
+    suite: Suite,
+    left: Side,
+    right: Side,
+    *,
+    agree: Agree,
+    listen: Listener,
+    judge_usd: float,
 ) -> tuple[Call, ...]:
     stored = reference_calls(request.reference_run, suite, right.endpoint) if request.reference_run else ()
     with open_store(request.out, _described(request, suite, left.endpoint, right.endpoint)) as store:
@@ -134,16 +228,19 @@ def _ask(
         done = {(call.arm, call.item, call.repeat) for call in store.calls}
         left_over = sum(job.key not in done and job.arm is not Arm.CANDIDATE for job in jobs(suite, request.repeats))
         max_tokens = request.max_tokens or suite.max_tokens
-        if left_over and right.asker.purse is not None and request.budget_usd is None and max_tokens is not None:
+        most = judge_usd
+        if left_over and right.asker.purse is not None and max_tokens is not None:
             prices = right.asker.purse.prices
-            most = most_usd(prices, suite, max_tokens, left_over)
-            most += token_level.most_usd(prices, suite, request.token_level)
-            if not agree(most):
-                raise UsageError(
-                    f"the reference may cost up to ${most:.2f}, and that was not agreed to",
-                    code="cost-not-agreed",
-                    hint="add --yes, or --budget-usd 5",
-                )
+            most += most_usd(prices, suite, max_tokens, left_over)
+        if right.asker.purse is not None:
+            kept_in = (request.out, request.reference_run)
+            most += token_level.most_usd(right.asker.purse.prices, suite, request.token_level, kept_in=kept_in)
+        if most and request.budget_usd is None and not agree(most):
+            raise UsageError(
+                f"it may cost up to ${most:.2f}, and that was not agreed to",
+                code="cost-not-agreed",
+                hint="add --yes, or --budget-usd 5",
+            )
         return run(
             suite,
             left,
@@ -165,11 +262,17 @@ def _finding(
     candidate: Endpoint,
     reference: Endpoint,
     spent_usd: float | None,
+    opinion: Judged | None,
+    left_out: int,
 ) -> Finding:
     exact = None if request.out is None else read_exact(request.out)
     answer = {**record(scores, candidate, reference, spent_usd=spent_usd), "exact": exact}
+    answer["judged"] = None if opinion is None else asdict(opinion)
+    answer["left_out"] = left_out
     if request.out is not None:
         settings = _described(request, suite, candidate, reference)
+        settings |= {} if opinion is None else {"judge": sentence(opinion)}
+        settings |= {"left out": f"{left_out} questions that the candidate's context does not hold"} if left_out else {}
         html = page(scores, suite, calls, candidate=candidate, reference=reference, settings=settings, exact=exact)
         write_reports(request.out, answer, html)
-    return Finding(scores=scores, candidate=candidate, reference=reference, answer=answer)
+    return Finding(scores=scores, candidate=candidate, reference=reference, answer=answer, opinion=opinion)

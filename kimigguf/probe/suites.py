@@ -156,6 +156,8 @@ class Item:
     max_tokens: int | None = None
     tools: tuple[Tool, ...] = ()
     results: tuple[ToolResult, ...] = ()
+    tokens: int | None = None
+    """About how long it is, where it is long on purpose: a candidate that serves less context is not asked."""
 
     @property
     def conversation(self) -> tuple[Message, ...]:

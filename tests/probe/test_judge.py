@@ -10,7 +10,10 @@ import pytest
 from fakes.openai_endpoint import Endpoint as FakeEndpoint
 from fakes.openai_endpoint import Refuse, Say, serve
 
-from kimigguf.errors import NetworkError, UsageError
+from kimigguf.cli.app import App
+from kimigguf.cli.app import run as command
+from kimigguf.cli.show import Show
+from kimigguf.errors import ExitCode, NetworkError, UsageError
 from kimigguf.events import ignore
 from kimigguf.probe.calls import Arm, Call, Reply
 from kimigguf.probe.client import Asker, Endpoint, Settings
@@ -30,6 +33,7 @@ from kimigguf.probe.judge import (
 )
 from kimigguf.probe.references import Prices
 from kimigguf.probe.score import score
+from kimigguf.probe.session import Request, probe
 from kimigguf.probe.suites import Item, Number, Rubric, Suite
 
 RUBRIC = Rubric(rubric="Kind and to the point.")
@@ -170,3 +174,89 @@ def test_the_most_that_judging_costs_holds_both_answers_at_their_bound() -> None
     most = most_usd(Prices(input_usd=1_000_000, output_usd=0), one, max_tokens=500, repeats=2)
     assert most > 2 * 4 * (1000 + len(json.dumps(one.items[0].prompt)))
     assert most_usd(Prices(input_usd=1, output_usd=1), Suite(name="none"), max_tokens=500, repeats=2) == 0
+
+
+def letters(folder: Path, count: int = 12) -> str:
+    path = folder / "letters.jsonl"
+    rows = [{"id": f"i{n}", "prompt": f"Letter {n}.", "check": {"kind": "rubric", "rubric": "Kind."}}
+            for n in range(count)]  # fmt: skip
+    path.write_text("\n".join(map(json.dumps, rows)))
+    return str(path)
+
+
+def priced(folder: Path, endpoint: FakeEndpoint, name: str = "paid") -> dict[str, str]:
+    """An environment in which the endpoint has a name, and takes a thousandth of a dollar for each token it says."""
+    (folder / "references").mkdir(exist_ok=True)
+    (folder / "references" / f"{name}.toml").write_text(
+        f'name = "{name}"\nurl = "{endpoint.url}"\nmodel = "j1"\nkey_variable = "PAID_KEY"\n'
+        "usd_per_million_input = 0\nusd_per_million_output = 1000\n"
+    )
+    return {"KIMIGGUF_PROFILES": str(folder), "PAID_KEY": "secret"}
+
+
+def test_a_run_with_a_judge_shows_its_opinion_apart_and_what_it_cost(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with (
+        serve(lambda _b, _n: Say(content="rude")) as candidate,
+        serve(lambda _b, _n: Say(content="kind")) as reference,
+        serve(fair) as judge,
+    ):
+        environ = priced(tmp_path, judge)
+        words = ["quality-probe", "--candidate", candidate.url, "--reference", reference.url, "--judge", "paid",
+                 "--suite", letters(tmp_path), "--max-tokens", "64", "--out", str(tmp_path / "out")]  # fmt: skip
+        assert command(words, App(show=Show(), environ=environ)) == ExitCode.USAGE
+        assert (candidate.bodies, judge.bodies) == ([], [])
+        assert "cost-not-agreed" in capsys.readouterr().err
+        code = command([*words, "--yes"], App(show=Show(), environ=environ))
+        shown = capsys.readouterr().out
+        assert set(judge.keys) == {"Bearer secret"}
+        asked = len(judge.bodies)
+        command([*words, "--yes", "--json"], App(show=Show(), environ=environ))
+        assert len(judge.bodies) == asked == 48
+    answer = json.loads(capsys.readouterr().out)
+    assert "JUDGED by j1" in shown
+    assert answer["judged"]["worse"] == 12
+    assert not any(metric["name"].startswith("right") for metric in answer["metrics"])
+    assert code == (ExitCode.ANSWERED_NO if answer["verdict"] == "worse" else ExitCode.DONE)
+    assert "JUDGED by j1" in (tmp_path / "out" / "report.html").read_text()
+
+
+def test_the_judge_is_paid_from_the_same_budget(tmp_path: Path) -> None:
+    with (
+        serve(lambda _b, _n: Say(content="rude")) as candidate,
+        serve(lambda _b, _n: Say(content="kind")) as reference,
+        serve(fair) as judge,
+    ):
+        request = Request(candidate=candidate.url, reference=reference.url, judge="paid", budget_usd=10.0,
+                          suite=letters(tmp_path), max_tokens=64)  # fmt: skip
+        environ = priced(tmp_path, judge)
+        with pytest.raises(UsageError) as error:  # the reference has no price
+            probe(request, environ, agree=lambda _usd: True, listen=ignore)
+        assert error.value.code == "no-price"
+        priced(tmp_path, reference, "own")
+        found = probe(replace(request, reference="own"), environ, agree=lambda _usd: False, listen=ignore)
+        # An opinion may have 4,096 tokens, here four dollars: with ten less what the reference took there is room.
+        assert len(judge.bodies) == 48
+        assert found.answer["judged"]["spent_usd"] == pytest.approx(0.003 * 48)
+        assert found.answer["cost"]["spent_usd"] == pytest.approx(0.001 * 24)
+        # With four dollars there is none once the reference has been paid.
+        found = probe(
+            replace(request, reference="own", budget_usd=4.1), environ, agree=lambda _usd: False, listen=ignore
+        )
+        assert len(judge.bodies) < 48 + 8
+        assert found.answer["judged"]["verdict"] == "unknown"  # not even its noise is known
+
+
+def test_rubrics_without_a_judge_are_told_and_a_judge_without_rubrics_is_not_asked(tmp_path: Path) -> None:
+    said: list[str] = []
+    with serve(lambda _b, _n: Say(content="kind")) as candidate:
+        request = Request(candidate=candidate.url, reference=candidate.url, suite=letters(tmp_path, 2))
+        found = probe(request, {}, agree=lambda _usd: False, listen=lambda event: said.append(str(event)))
+        assert found.answer["judged"] is None
+        assert any("nobody to judge" in text for text in said)
+        sums = tmp_path / "sums.jsonl"
+        sums.write_text(json.dumps({"id": "a", "prompt": "2+2?", "check": {"kind": "number", "value": 4}}))
+        request = replace(request, suite=str(sums), judge="http://127.0.0.1:1")
+        found = probe(request, {}, agree=lambda _usd: False, listen=lambda event: said.append(str(event)))
+    assert any("the judge is not asked" in text for text in said)

@@ -12,6 +12,7 @@ from kimigguf.events import ignore
 from kimigguf.probe.calls import FaultKind
 from kimigguf.probe.references import Prices, Purse, find_reference
 from kimigguf.probe.session import Finding, Request, probe
+from kimigguf.probe.suites import Item, Tool
 
 
 def test_the_shipped_references_load_and_name_their_sources() -> None:
@@ -134,3 +135,33 @@ def test_a_budget_without_a_price_and_another_temperature_are_refused(priced: Pr
         with pytest.raises(UsageError) as error:
             probe(request, environ, agree=lambda _usd: True, listen=ignore)
         assert error.value.code == "no-price"
+
+
+def test_a_reference_of_unknown_price_is_asked_only_where_its_user_agrees_and_never_within_a_budget() -> None:
+    comet = find_reference("comet", {})
+    assert (comet.url, comet.model, comet.key_variable) == (
+        "https://api.cometapi.com/v1",
+        "kimi-k3",
+        "COMETAPI_API_KEY",
+    )
+    assert comet.prices is None
+    offered: list[float | None] = []
+
+    def refuse(usd: float | None) -> bool:
+        offered.append(usd)
+        return False
+
+    with serve(sums) as candidate:
+        for budget, code in ((5.0, "no-price"), (None, "cost-not-agreed")):
+            request = Request(candidate=candidate.url, reference="comet", max_tokens=64, budget_usd=budget)
+            with pytest.raises(UsageError) as error:
+                probe(request, {}, agree=refuse, listen=ignore)
+            assert error.value.code == code
+        assert candidate.bodies == []
+    assert offered == [None]
+
+
+def test_tools_that_are_sent_are_counted_in_what_a_question_may_cost() -> None:
+    prices = Prices(input_usd=1_000_000, output_usd=0)
+    tool = Tool(name="f", description="d" * 5000, parameters={"type": "object"})
+    assert prices.most(Item(id="a", prompt="?", tools=(tool,)), 1) > prices.most(Item(id="a", prompt="?"), 1) + 5000

@@ -14,7 +14,8 @@ from kimigguf.probe.client import Asker, Settings
 from kimigguf.probe.run import Side, Store, jobs, open_store, run
 from kimigguf.probe.sandbox import closed
 from kimigguf.probe.score import score
-from kimigguf.probe.suites import Item, Number, PythonTest, Suite
+from kimigguf.probe.session import Request, probe, served
+from kimigguf.probe.suites import Item, Number, PythonTest, Suite, load_suite
 
 SUITE = Suite(
     name="sums",
@@ -189,3 +190,20 @@ def test_code_that_cannot_be_run_here_is_neither_right_nor_wrong(monkeypatch: py
     ):
         calls = run(suite, left, right, repeats=1, parallel=1, max_tokens=None, store=Store(), listen=ignore)
     assert [(arm.right, arm.checked) for arm in score(suite, calls, tolerance=0.05).arms] == [(0, 0)] * 3
+
+
+def test_long_questions_are_asked_as_far_as_the_served_context_goes(tmp_path: Path) -> None:
+    suite = tmp_path / "long.toml"
+    suite.write_text('name = "long"\nmax_tokens = 64\n[generate]\nneedle-1k = 2\nneedle-8k = 2\nproduct = 2\n')
+    said: list[str] = []
+    with serve(lambda _b, _n: Say(content="4")) as candidate:  # it tells a context of 4,096 tokens
+        request = Request(candidate=candidate.url, reference=candidate.url, suite=str(suite))
+        found = probe(request, {}, agree=lambda _usd: False, listen=lambda event: said.append(str(event)))
+    assert (len(candidate.bodies), found.answer["left_out"], found.answer["suite"]["items"]) == (12, 2, 4)
+    assert any("2 questions are left out" in text for text in said)
+    whole = load_suite(str(suite), {})
+    assert found.answer["suite"]["sha256"] == whole.sha256
+    with pytest.raises(UsageError) as error:
+        served(Suite(name="x", items=whole.items[2:4]), 4096)
+    assert error.value.code == "context-too-small"
+    assert served(whole, None) == (whole, 0)
