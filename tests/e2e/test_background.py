@@ -9,31 +9,16 @@ import subprocess
 import sys
 import urllib.parse
 import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 import stress_serve
-import tiny_k3
 from fakes.engines import BOTH
-from fakes.place import Place, placed
+from fakes.place import Place
 from fakes.processes import free_port, is_open, until
 
 pytestmark = pytest.mark.engine
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("model")
-    tiny_k3.write(folder)
-    return folder
-
-
-@pytest.fixture
-def place(model: Path, tmp_path: Path) -> Iterator[Place]:
-    with placed(tmp_path, model) as place:
-        yield place
 
 
 def test_it_is_started_looked_at_restarted_and_stopped(place: Place) -> None:

@@ -13,15 +13,12 @@ import json
 import random
 import threading
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import pytest
-import tiny_k3
 from fakes.engines import BOTH
-from fakes.place import Place, placed
+from fakes.place import Place
 from fakes.processes import until
 
 CLIENTS = 8
@@ -113,13 +110,6 @@ class Client:
             self.faults.append(f"client {self.number}: cut short or mixed: {answer}")
         self.answers.append(answer)
         return answer
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> Iterator[Place]:
-    tiny_k3.write(tmp_path / "model")
-    with placed(tmp_path, tmp_path / "model") as place:
-        yield place
 
 
 def ask_alone(port: int, *, each: int) -> tuple[list[dict[str, str]], list[Answer]]:

@@ -4,23 +4,14 @@ import json
 import os
 import subprocess
 import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import tiny_k3
 from fakes.engines import BOTH
-from fakes.place import Place, placed
+from fakes.place import Place
 from fakes.processes import until
 
 from kimigguf.units import MIB
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> Iterator[Place]:
-    tiny_k3.write(tmp_path / "model")
-    with placed(tmp_path, tmp_path / "model") as place:
-        yield place
 
 
 def converse(port: int, first_word: str) -> None:
