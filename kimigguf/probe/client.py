@@ -1,8 +1,6 @@
 """Asks an OpenAI-compatible endpoint one question and says what became of it; every failure of the client is mapped."""
 
-import contextlib
 import ipaddress
-import json
 import ssl
 import time
 from collections.abc import Callable, Mapping
@@ -19,6 +17,7 @@ from kimigguf.engines.session import servers_folder
 from kimigguf.engines.tls import trusting
 from kimigguf.errors import KimiggufError, NetworkError, UsageError
 from kimigguf.probe.calls import Fault, FaultKind, MadeCall, Outcome, Reply, Shape
+from kimigguf.probe.faults import FAILURES, BudgetSpent, Cut, fault_of, wait_before
 from kimigguf.probe.logprobs import Continuation
 from kimigguf.probe.logprobs import read as read_logprobs
 from kimigguf.probe.references import Purse
@@ -34,7 +33,6 @@ KEY_VARIABLES: Final[Mapping[str, str]] = {
 _NOT_RETRIED: Final = {FaultKind.KEY, FaultKind.REQUEST, FaultKind.NONSENSE, FaultKind.BUDGET}
 _MORE_ROOM: Final = 4
 """By how much the budget grows, once, when an answer was cut off while thinking."""
-_LONGEST_WAIT_SECONDS: Final = 60.0
 _CONNECT_SECONDS: Final = 15.0
 
 Sleep: TypeAlias = Callable[[float], None]
@@ -148,8 +146,8 @@ class Asker:
             return Endpoint(role=self.role, url=self.url, model=model)
         try:
             names = sorted(found.id for found in self._client.models.list())
-        except _FAILURES as error:
-            fault = _fault(error, tries=1)
+        except FAILURES as error:
+            fault = fault_of(error, tries=1)
             if fault.kind in {FaultKind.REQUEST, FaultKind.NONSENSE}:
                 names = []
             else:
@@ -206,13 +204,13 @@ class Asker:
         for tried in range(1, self._settings.tries + 1):
             try:
                 return self._paid(item, max_tokens, once)
-            except _FAILURES as error:
-                fault = _fault(error, tries=tried)
+            except FAILURES as error:
+                fault = fault_of(error, tries=tried)
                 if self._may_do_without_usage(fault):
                     continue
                 if fault.kind in _NOT_RETRIED or tried == self._settings.tries:
                     return fault
-                self._sleep(_wait(error, tried))
+                self._sleep(wait_before(error, tried))
         return Fault(kind=FaultKind.REQUEST, status=None, text="was never sent", tries=0)
 
     def _may_do_without_usage(self, fault: Fault) -> bool:
@@ -228,7 +226,7 @@ class Asker:
             return once()
         aside = self.purse.prices.most(item, max_tokens)
         if not self.purse.set_aside(aside):
-            raise _Spent("the budget does not hold another call")
+            raise BudgetSpent("the budget does not hold another call")
         cost: float | None = None
         try:
             reply = once()
@@ -280,7 +278,7 @@ class Asker:
         )
         reply = whole_reply(said, time.monotonic() - started, max_tokens)
         if reply is None:
-            raise _Cut("the answer has no choices")
+            raise Cut("the answer has no choices")
         return reply
 
     def _once(
@@ -302,19 +300,8 @@ class Asker:
             except (openai.APITimeoutError, httpx2.TimeoutException):
                 raise
             except (openai.APIConnectionError, httpx2.HTTPError) as error:
-                raise _Cut(f"the stream broke: {error}") from error
+                raise Cut(f"the stream broke: {error}") from error
         return gathered.reply(time.monotonic() - started, max_tokens)
-
-
-class _Cut(Exception):  # noqa: N818 -- internal: a stream that ended before it was done
-    pass
-
-
-class _Spent(Exception):  # noqa: N818 -- internal: the budget forbids the request
-    pass
-
-
-_FAILURES: Final = (openai.OpenAIError, httpx2.HTTPError, json.JSONDecodeError, _Cut, _Spent)
 
 
 class _Gathered:
@@ -355,7 +342,7 @@ class _Gathered:
 
     def reply(self, seconds: float, max_tokens: int | None) -> Reply:
         if self._finish is None:
-            raise _Cut("the stream ended without a finish reason")
+            raise Cut("the stream ended without a finish reason")
         return Reply(
             content="".join(self._content),
             thinking="".join(self._thinking),
@@ -371,43 +358,6 @@ class _Gathered:
                 for _, (name, text, called) in sorted(self._calls.items())
             ),
         )
-
-
-def _fault(error: Exception, *, tries: int) -> Fault:
-    status = error.status_code if isinstance(error, openai.APIStatusError) else None
-    return Fault(kind=_kind(error, status), status=status, text=str(error)[:500], tries=tries)
-
-
-def _kind(error: Exception, status: int | None) -> FaultKind:  # noqa: PLR0911 -- a table of errors
-    match error:
-        case _Spent():
-            return FaultKind.BUDGET
-        case openai.APITimeoutError() | httpx2.TimeoutException():
-            return FaultKind.TIMEOUT
-        case openai.APIConnectionError() | httpx2.ConnectError():
-            return FaultKind.CONNECTION
-        case openai.AuthenticationError() | openai.PermissionDeniedError():
-            return FaultKind.KEY
-        case openai.RateLimitError():
-            return FaultKind.RATE_LIMIT
-        case openai.APIStatusError() if status is not None and status >= 500:  # noqa: PLR2004 -- HTTP's own line
-            return FaultKind.SERVER
-        case openai.APIStatusError():
-            return FaultKind.REQUEST
-        case openai.APIResponseValidationError():
-            return FaultKind.NONSENSE
-        case _Cut() | httpx2.HTTPError() | openai.APIError():  # an APIError without a status comes within a stream
-            return FaultKind.CUT_STREAM
-    return FaultKind.NONSENSE
-
-
-def _wait(error: Exception, tried: int) -> float:
-    """Seconds before the next try: what the endpoint asks for, else doubling from one."""
-    asked = error.response.headers.get("retry-after") if isinstance(error, openai.APIStatusError) else None
-    seconds = 2.0 ** (tried - 1)
-    with contextlib.suppress(ValueError):  # no such header, or a date: rare enough to wait the usual time
-        seconds = max(0.0, float(asked or ""))
-    return min(_LONGEST_WAIT_SECONDS, seconds)
 
 
 def stopped(role: str, url: str, fault: Fault) -> KimiggufError:
