@@ -103,7 +103,7 @@ def examine_memory(seen: Mapping[str, Any]) -> Iterator[Finding]:
         yield Finding(
             code="memory-pressure",
             severity=Severity.WORSE,
-            message="memory runs short: pages are dropped and read again, and the kernel may end it",
+            message="memory runs short; once it is used up, the kernel ends the engine",
             evidence=pressure["evidence"],
             hint=pressure["hint"],
         )

@@ -209,7 +209,7 @@ SLOW: Final = (
     symptom(
         r"^kimigguf \S+: memory pressure: ",
         "memory-pressure",
-        "memory ran short while it served: pages were dropped and read again",
+        "memory ran short while it served; once it is used up, the kernel ends the engine",
         "end what else uses memory, or serve with a smaller --context, fewer --slots or a smaller quant",
     ),
     symptom(
