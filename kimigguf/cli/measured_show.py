@@ -47,9 +47,10 @@ def record(told: "Told") -> dict[str, Any]:
 
 
 def draw(console: "Console", measured: Measured) -> None:
-    """A line per measurement."""
+    """A line per measurement, with its note: a report may say "about", or mean something else by "cold"."""
     from kimigguf.speed.measured import in_words
 
     for quant, runs in measured.items():
         for told in runs:
-            console.print(f"measured {told.where}: {quant}: {in_words(told.run)}", markup=False, style="cyan")
+            note = f"; {told.run.note}" if told.run.note else ""
+            console.print(f"measured {told.where}: {quant}: {in_words(told.run)}{note}", markup=False, style="cyan")

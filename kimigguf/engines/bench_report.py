@@ -11,7 +11,7 @@ from kimigguf.engines.report import Columns
 from kimigguf.hardware.fingerprint import Fingerprint
 from kimigguf.hardware.usage import Peaks
 from kimigguf.speed.measured import BENCH, PeakMemory, Run
-from kimigguf.speed.samples import Clock, Rejected, Sample, Speed, summarise
+from kimigguf.speed.samples import Clock, Rejected, Sample, Speed, spread, summarise
 from kimigguf.units import duration, storage
 
 _LOG_BYTES: Final = 8 << 20
@@ -84,12 +84,12 @@ def make_report(
         rejected=tuple(one for one in found if isinstance(one, Rejected)),
         peaks=peaks,
         loaded=loaded,
-        notices=tuple(_notices(samples, speeds, peaks)),
+        notices=tuple(_notices(samples, peaks)),
         unknown=tuple(_unknown(target, samples, peaks, loaded)),
     )
 
 
-def _notices(samples: Sequence[Sample], speeds: Sequence[Speed], peaks: Peaks) -> list[str]:
+def _notices(samples: Sequence[Sample], peaks: Peaks) -> list[str]:
     notices = []
     if others := list(dict.fromkeys(one.others for one in samples if one.others)):
         notices.append(f"other clients used the server meanwhile: {'; '.join(others)}")
@@ -100,10 +100,10 @@ def _notices(samples: Sequence[Sample], speeds: Sequence[Speed], peaks: Peaks) -
             f"{len(waits)} of {len(samples)} requests waited before the server began, up to {longest}:"
             " behind others, or while it kept a prompt for later; no figure has that in it"
         )
-    if unsteady := [f"{speed.depth_tokens:,} {speed.warmth}" for speed in speeds if _is_unsteady(speed)]:
+    if unsteady := _unsteady_depths(samples):
         notices.append(
-            f"the speeds of generating at depth {', '.join(unsteady)} are twice and more apart:"
-            " something else was at work on the machine, so take none of them for its speed"
+            f"the speeds of generating at depth {', '.join(unsteady)} are twice and more apart: something else was at"
+            " work on the machine, or weights still came from the disk, so take none of them for its speed"
         )
     if peaks.read_bytes is not None and peaks.read_bytes >= _PAGED_BYTES:
         notices.append(
@@ -112,9 +112,14 @@ def _notices(samples: Sequence[Sample], speeds: Sequence[Speed], peaks: Peaks) -
     return notices
 
 
-def _is_unsteady(speed: Speed) -> bool:
-    rate = speed.decode_tokens_per_second
-    return bool(rate and rate.lowest and rate.highest and rate.highest >= _APART * rate.lowest)
+def _unsteady_depths(samples: Sequence[Sample]) -> list[str]:
+    """The depths whose speeds are far apart, cold and warm together: generating is the same after either."""
+    found: list[str] = []
+    for depth in dict.fromkeys(one.depth_tokens for one in samples):
+        rate = spread(one.decode_tokens_per_second for one in samples if one.depth_tokens == depth)
+        if rate and rate.lowest and rate.highest and rate.highest >= _APART * rate.lowest:
+            found.append(f"{depth:,}")
+    return found
 
 
 def _unknown(
@@ -165,6 +170,7 @@ def to_run(report: Report, date: str) -> Run:
         clock=report.clock,
         settings=report.target.settings,
         memory=tuple(_peak_memory(report)),
+        note="; ".join(report.notices) or None,
     )
 
 

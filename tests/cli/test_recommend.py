@@ -117,6 +117,9 @@ def test_what_others_report_of_such_a_machine_is_told_with_its_source(capsys: py
     assert told["source"] == "https://github.com/ggml-org/llama.cpp/pull/26185"
     assert [row["decode_tokens_per_second"]["median"] for row in told["speeds"]] == [3.1, 5.1]
     assert set(map(len, rows.values())) == {0}
+    assert recommend("--machine", "epyc-768g-rtx-pro-6000") == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "5.1 tok/s warm (https://github.com/ggml-org/llama.cpp/pull/26185); cold and warm are the report's" in shown
     assert recommend("--machine", "epyc-1t-8x-rtx-pro-6000") == 0
     assert "measured" not in capsys.readouterr().out
 
