@@ -53,7 +53,7 @@ def target_of(text: str, environ: Mapping[str, str], *, model: str = DEFAULT_MOD
     Raises:
         UsageError: ``unknown-quant`` with the nearest names.
     """
-    path = Path(text).expanduser()
+    path = Path(os.path.expanduser(text))  # noqa: PTH111 -- Path.expanduser raises for a user that is not known
     if is_path(text):
         return PathTarget(path=path, text=text)
     profile = load_model(model, environ)

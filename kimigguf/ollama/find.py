@@ -7,11 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from kimigguf.catalogue.profiles import find_quant, load_model
+from kimigguf.catalogue.profiles import load_model
 from kimigguf.catalogue.quants import ModelProfile, Quant
-from kimigguf.download import store
+from kimigguf.download import named, store
 from kimigguf.download.store import FileState, StoredSet
-from kimigguf.errors import IntegrityError, MachineError
+from kimigguf.errors import MachineError
 from kimigguf.gguf_file import shards
 from kimigguf.ollama.source import Source, SourceFile
 
@@ -27,23 +27,20 @@ def find_source(text: str, environ: Mapping[str, str], models_dir: Path | None =
         IntegrityError: A set that is incomplete or damaged.
     """
     profile = load_model(environ=environ)
-    path = Path(os.path.expanduser(text))  # noqa: PTH111 -- Path.expanduser raises for a user that is not known
-    # Path.exists would raise where a folder above cannot be searched.
-    if os.sep in text or text.endswith(".gguf") or os.path.exists(path):  # noqa: PTH110 -- see above
-        _must_open(path)
-        return replace(describe(store.stored_at(path), profile), named=text)
-    quant = find_quant(profile, text)
+    target = named.target_of(text, environ)
+    if isinstance(target, named.PathTarget):
+        _must_open(target.path)
     models = store.models_dir(environ, models_dir)
-    stored = store.locate(models, quant, repository=profile.repository.id)
-    if stored is None:
+    found = named.look_for(target, models)
+    if isinstance(found, named.CatalogueTarget):
         return Source(
-            label=quant.name,
-            quant=quant,
+            label=found.quant.name,
+            quant=found.quant,
             architecture=profile.architecture,
-            size_bytes=quant.size_bytes,
+            size_bytes=found.quant.size_bytes,
             folder=models,
         )
-    return replace(describe(stored, profile), named=text)
+    return replace(describe(found, profile), named=text)
 
 
 def _must_open(path: Path) -> None:
@@ -65,13 +62,7 @@ def describe(stored: StoredSet, profile: ModelProfile) -> Source:
     Raises:
         IntegrityError: A shard is missing, of the wrong size, or does not belong to the set.
     """
-    for file in stored.files:
-        if file.state not in {FileState.VERIFIED, FileState.UNVERIFIED}:
-            raise IntegrityError(
-                f"{file.name} in {stored.folder} is {file.state.replace('-', ' of the ')}",
-                code="set-incomplete",
-                hint=f"kimigguf download {stored.quant}",
-            )
+    stored = named.complete(stored)
     paths = tuple(file.path for file in stored.files)
     unreadable = tuple(path.name for path in paths if not os.access(path, os.R_OK))
     read = None if unreadable else shards.read_set(paths)

@@ -90,8 +90,10 @@ def test_a_middle_shard_means_its_set_and_a_set_that_lacks_one_is_refused(tmp_pa
     files = write_set(tmp_path / "UD-IQ1_S")
     assert [file.path for file in find_source(str(files[2]), {}).files] == list(files)
     files[1].unlink()
-    with pytest.raises(IntegrityError, match="00002-of-00004"):
+    with pytest.raises(IntegrityError, match="00002-of-00004") as error:
         find_source(str(files[2]), {})
+    assert error.value.code == "missing-shard"
+    assert "None" not in (error.value.hint or "")  # nobody knows where these came from
     with pytest.raises(UsageError, match="no file or folder"):
         find_source(str(tmp_path / "nothing"), {})
 
@@ -100,3 +102,14 @@ def test_a_home_that_nobody_has_is_no_bug() -> None:
     with pytest.raises(UsageError) as error:
         find_source("~no-such-user/K3.gguf", {})
     assert "~no-such-user" in error.value.message
+
+
+def test_a_folder_here_that_is_called_like_a_quant_is_not_taken_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As for every other command: ``./UD-IQ1_S`` is the folder."""
+    write_set(tmp_path / "UD-IQ1_S")
+    monkeypatch.chdir(tmp_path)
+    environ = {"KIMIGGUF_MODELS": str(tmp_path / "sets")}
+    assert find_source("UD-IQ1_S", environ).files == ()
+    assert len(find_source("./UD-IQ1_S", environ).files) == 4
