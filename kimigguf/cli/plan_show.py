@@ -62,7 +62,7 @@ def _comparison_record(comparison: "Comparison") -> dict[str, Any]:
 
     return {
         "agrees": comparison.agrees,
-        "reason": comparison.reason,
+        "reason": comparison.why_unknown if comparison.agrees is None else None,
         "argv": list(comparison.argv),
         "devices": [
             {
@@ -303,8 +303,9 @@ def _draw_comparison(console: "Console", comparison: "Comparison") -> None:
     from rich import box
     from rich.table import Table
 
-    if comparison.agrees is None:
-        console.print(f"verification: unknown, because {comparison.reason}", style="yellow", markup=False)
+    unknown = f"verification: unknown, because {comparison.why_unknown}" if comparison.agrees is None else None
+    if not comparison.devices:
+        console.print(unknown, style="yellow", markup=False)
         return
     table = Table(
         box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1), title="MiB: ledger / engine", title_justify="left"
@@ -324,9 +325,12 @@ def _draw_comparison(console: "Console", comparison: "Comparison") -> None:
             f"{device.name} ({device.engine_name})",
             *(f"{ours_bytes / 2**20:,.0f} / {theirs_bytes / 2**20:,.0f}" for ours_bytes, theirs_bytes in pairs),
             f"{share:+.2f} %",
-            "agrees" if device.agrees else "DIFFERS",
+            {True: "agrees", False: "DIFFERS", None: "unknown"}[device.agrees],
         )
     console.print(table)
+    if unknown is not None:
+        console.print(unknown, style="yellow", markup=False)
+        return
     style = "green" if comparison.agrees else "bold red"
     console.print(f"verification: {'agrees' if comparison.agrees else 'differs'} with the engine", style=style)
 

@@ -161,9 +161,10 @@ def _memory_lines(session: "Session") -> tuple[str, ...]:
         return (f"UNKNOWN memory       {session.memory.reason}",)
     lines = []
     for device in session.memory.devices:
-        state = "PASSED" if device.agrees else "FAILED"
+        state = {True: "PASSED", False: "FAILED", None: "UNKNOWN"}[device.agrees]
+        without = f" but for its {', '.join(device.unknown)}" if device.unknown else ""
         lines.append(
-            f"{state:8}{'memory':12} {device.name}: {memory(device.ledger.total_bytes)} planned, "
+            f"{state:8}{'memory':12} {device.name}: {memory(device.ledger.total_bytes)} planned{without}, "
             f"{memory(device.engine.total_bytes)} reported by the engine"
         )
     return tuple(lines)

@@ -44,17 +44,30 @@ class Columns:
 
     @property
     def total_bytes(self) -> int:
-        return self.model_bytes + self.context_bytes + self.compute_bytes
+        return self.of(_COLUMNS)
+
+    def of(self, columns: Sequence[Column]) -> int:
+        """The sum of some of the columns."""
+        sizes = {
+            Column.MODEL: self.model_bytes,
+            Column.CONTEXT: self.context_bytes,
+            Column.COMPUTE: self.compute_bytes,
+        }
+        return sum(sizes[column] for column in columns)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComparedDevice:
-    """One device (or the host): what the ledger says beside what the engine says."""
+    """One device (or the host): what the ledger says beside what the engine says.
+
+    ``unknown`` are the columns that the ledger cannot tell in full, as the compute buffer of a model that is no K3.
+    """
 
     name: str
     engine_name: str
     ledger: Columns
     engine: Columns
+    unknown: tuple[Column, ...] = ()
 
     @property
     def difference_bytes(self) -> int:
@@ -62,10 +75,17 @@ class ComparedDevice:
         return self.ledger.total_bytes - self.engine.total_bytes
 
     @property
-    def agrees(self) -> bool:
-        """Whether the totals are within two percent of the engine's, or within 32 MiB."""
-        allowed = max(self.engine.total_bytes * TOLERANCE_PERCENT // 100, TOLERANCE_FLOOR_BYTES)
-        return abs(self.difference_bytes) <= allowed
+    def agrees(self) -> bool | None:
+        """Whether the columns that are known are, together, within two percent of the engine's, or within 32 MiB.
+
+        None: they are, but not all columns are known.
+        """
+        ours = self.ledger.total_bytes - self.ledger.of(self.unknown)
+        theirs = self.engine.total_bytes - self.engine.of(self.unknown)
+        allowed = max(theirs * TOLERANCE_PERCENT // 100, TOLERANCE_FLOOR_BYTES)
+        if abs(ours - theirs) > allowed:
+            return False
+        return None if self.unknown else True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +99,16 @@ class Comparison:
     @property
     def agrees(self) -> bool | None:
         """Whether every device agrees; None: unknown."""
-        return all(device.agrees for device in self.devices) if self.devices else None
+        answers = {device.agrees for device in self.devices}
+        if False in answers:
+            return False
+        return None if not answers or None in answers else True
+
+    @property
+    def why_unknown(self) -> str:
+        """Why ``agrees`` is None, in words."""
+        missing = {str(column) for device in self.devices for column in device.unknown}
+        return self.reason or f"the ledger does not know all of: {', '.join(sorted(missing))}"
 
 
 def report_tool(engine: FoundEngine) -> tuple[str, ...] | None:
@@ -139,10 +168,20 @@ def compare(ledger: Ledger, report: Mapping[str, Columns], engine_names: Sequenc
                     compute_bytes=ledger.total_bytes(device, column=Column.COMPUTE),
                 ),
                 engine=report[name],
+                unknown=tuple(
+                    column
+                    for column in _COLUMNS
+                    if any(r.device == device and r.column is column for r in ledger.unknown)
+                ),
             )
             for device, name in pairs
         )
     )
+
+
+def _unknown(ledger: Ledger, device: int | None) -> tuple[Column, ...]:
+    missing = {row.column for row in ledger.unknown if row.device == device}
+    return tuple(column for column in _COLUMNS if column in missing)
 
 
 def verify(

@@ -1,5 +1,6 @@
 """The engine's own memory report: read, set beside the ledger, and unknown with a reason where there is none."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,7 @@ from fakes.plans import make_plan
 
 from kimigguf.engines.command import Command, command
 from kimigguf.engines.engine import EngineKind, FoundEngine
-from kimigguf.engines.report import Columns, compare, memory_arguments, parse_report, report_tool, verify
+from kimigguf.engines.report import Columns, Comparison, compare, memory_arguments, parse_report, report_tool, verify
 from kimigguf.engines.serving import load_serving
 from kimigguf.gguf_file.shards import ShardSet, find_set, read_set
 from kimigguf.hardware.snapshot import Machine, Ram
@@ -73,6 +74,19 @@ def test_two_percent_on_one_device_is_the_limit_in_both_directions(percent: floa
 def test_a_few_mib_on_an_almost_empty_device_are_rounding() -> None:
     engine = {"Host": Columns(model_bytes=8 * MIB, context_bytes=0, compute_bytes=2 * MIB)}
     assert compare(Ledger(devices=(), rows=(row(None, 14 * MIB, Column.MODEL),)), engine, ()).agrees is True
+
+
+def test_what_the_ledger_does_not_know_is_no_disagreement_and_no_agreement() -> None:
+    engine = {"Host": Columns(model_bytes=900 * MIB, context_bytes=MIB, compute_bytes=500 * MIB)}
+    buffer = replace(row(None, 0, Column.COMPUTE), size_bytes=None)
+
+    def compared(model_bytes: int) -> Comparison:
+        rows = (row(None, model_bytes, Column.MODEL), row(None, MIB, Column.CONTEXT), buffer)
+        return compare(Ledger(devices=(), rows=rows), engine, ())
+
+    assert compared(900 * MIB).agrees is None
+    assert "compute" in compared(900 * MIB).why_unknown
+    assert compared(700 * MIB).agrees is False, "the weights are known, and differ"
 
 
 def test_a_device_that_the_report_does_not_name_makes_it_unknown() -> None:
