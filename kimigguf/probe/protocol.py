@@ -141,6 +141,9 @@ def _finish(outcomes: Outcomes) -> Found:
     tool = _reply(outcomes, "tool")
     if tool is not None and not tool.calls:
         del wanted["tool"]  # it made no call, so it has none to finish with
+    cut = _reply(outcomes, "cut")
+    if cut is not None and cut.completion_tokens is not None and cut.completion_tokens < _SHORT:
+        del wanted["cut"]  # it came to its end before the bound
     if seen["text"] == "length":
         return Status.UNKNOWN, "even a sum did not end within the bound: give a higher --max-tokens"
     wrong = [f"{name}: {seen[name]} for {reason}" for name, reason in wanted.items() if seen[name] != reason]
@@ -269,7 +272,10 @@ def _preserved(outcomes: Outcomes) -> Found:
     more = thought.prompt_tokens - plain.prompt_tokens
     if more > 10:  # noqa: PLR2004 -- the thought has about 40 tokens
         return Status.PASS, f"a thought of an earlier turn adds {more} prompt tokens"
-    return Status.FAIL, f"a thought of an earlier turn adds {more} prompt tokens: it is dropped"
+    seen = f"a thought of an earlier turn adds {more} prompt tokens: it is dropped"
+    text = _reply(outcomes, "text")
+    thinks = text is not None and bool(text.thinking.strip())
+    return (Status.FAIL, seen) if thinks else (Status.UNKNOWN, f"{seen}, by a model that shows no thinking")
 
 
 def _effort(outcomes: Outcomes) -> Found:

@@ -124,6 +124,8 @@ def test_sampling_that_is_refused_is_told_and_the_rest_still_looked_at() -> None
 def test_a_model_that_does_not_think_is_unknown_and_not_at_fault() -> None:
     seen = found(changed(_always, thinking=""))
     status = {one.name: one.status for one in seen.here}
+    seen_too = {one.name: one.status for one in found(changed(_always, thinking="", tokens=(20, 5))).here}
+    assert (seen_too["thinking is taken back"], seen_too["finish reasons"]) == (Status.UNKNOWN, Status.PASS)
     assert status["thinking comes apart"] is status["a cut thought stays a thought"] is Status.UNKNOWN
     assert seen.worse == ()
 
