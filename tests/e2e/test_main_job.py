@@ -19,7 +19,7 @@ import pytest
 import tiny_k3
 from fakes.engines import BOTH, native_folder
 from fakes.hub import Hub, serve
-from fakes.processes import free_port, is_open, until, with_word
+from fakes.processes import ONE_THREAD, free_port, is_open, until, with_word
 from openai import OpenAI
 
 from kimigguf.catalogue.profiles import load_model
@@ -68,6 +68,7 @@ class House:
             "XDG_STATE_HOME": str(self.home / "state"),
             "XDG_CACHE_HOME": str(self.home / "cache"),
             "XDG_CONFIG_HOME": str(self.home / "config"),
+            **ONE_THREAD,
         } | ({"KIMIGGUF_LLAMA_SERVER": str(native_folder())} if self.engine == "llama-server" else {})
 
     def argv(self, *more: str) -> list[str]:

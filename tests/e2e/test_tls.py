@@ -11,7 +11,7 @@ import pytest
 import tiny_k3
 from fakes.certificates import make
 from fakes.engines import native_folder
-from fakes.processes import free_port, until, with_word
+from fakes.processes import ONE_THREAD, free_port, until, with_word
 from fakes.tls_engine import write_tls_engine
 
 pytestmark = [pytest.mark.native, pytest.mark.engine]
@@ -26,6 +26,7 @@ def test_everything_that_asks_a_tls_server_is_answered_and_only_by_that_server(t
         "HOME": str(tmp_path),
         "XDG_STATE_HOME": str(tmp_path / "state"),
         "KIMIGGUF_LLAMA_SERVER": str(engine),
+        **ONE_THREAD,
     }
 
     def kimigguf(*words: str) -> "subprocess.CompletedProcess[str]":

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fakes.engines import native_folder
-from fakes.processes import free_port, with_word
+from fakes.processes import ONE_THREAD, free_port, with_word
 
 
 @dataclass(slots=True)
@@ -26,8 +26,7 @@ class Place:
             "PATH": os.environ["PATH"],
             "HOME": str(self.home),
             "XDG_STATE_HOME": str(self.home / "state"),
-            # Threads of one engine that spin for each other stand still on a machine with more to do.
-            "OMP_THREAD_LIMIT": "1",
+            **ONE_THREAD,
         }
 
     def run(self, *argv: str) -> "subprocess.CompletedProcess[str]":

@@ -4,8 +4,12 @@ import contextlib
 import socket
 import time
 from collections.abc import Callable
+from typing import Final
 
 import psutil
+
+ONE_THREAD: Final = {"OMP_THREAD_LIMIT": "1"}
+"""Threads of one engine that spin for each other stand still on a machine with more to do."""
 
 
 def free_port() -> int:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from fakes.engines import real_engine
 from fakes.plans import make_plan
-from fakes.processes import free_port
+from fakes.processes import ONE_THREAD, free_port
 
 from kimigguf.engines.command import command
 from kimigguf.engines.discover import known_flags
@@ -48,7 +48,7 @@ def served(plan: Plan, work: Path) -> Iterator[str]:
         port=address.port,
         plan_file=str(work / "plan.json"),
         known_flags=known_flags(engine, os.environ),
-        environ=os.environ,
+        environ={**os.environ, **ONE_THREAD},
     )
     size = sum(file.size_bytes for file in plan.model.files)
     with Server.start(
