@@ -36,6 +36,7 @@ _STRANGER_SECONDS: Final = 30.0
 _HEALTH_EVERY_SECONDS: Final = 2.0
 _HEALTH_SECONDS: Final = 10.0
 _SILENT_TIMES: Final = 3
+_DYING_SECONDS: Final = 10.0
 DRAIN_SECONDS: Final = 15.0
 """What requests in flight get on a stop. With what the engine itself gets it stays below the 30 s that ``stop``,
 Docker's and Kubernetes' patience last."""
@@ -360,6 +361,12 @@ class Server:
         if how is not None:
             self.state = State.EXITED
             raise self._failure(doing)
+
+    def raise_if_dying(self, doing: str) -> None:
+        """As ``raise_if_dead``, for one whose sockets may be closed and whose end cannot be seen yet."""
+        if get(self.address, "/health") is None:
+            self._child.wait(_DYING_SECONDS)
+        self.raise_if_dead(doing)
 
     def _failure(self, doing: str) -> EngineDiedError:
         how = self._child.stop(0)

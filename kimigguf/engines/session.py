@@ -116,7 +116,7 @@ class Session:
             listen=listen,
         )
         if self.selftest.failed:
-            self.server.raise_if_dead("testing itself")
+            self.server.raise_if_dying("testing itself")
             first = self.selftest.failed[0]
             raise ServerError(
                 f"the server failed its self-test: {first.what}",
