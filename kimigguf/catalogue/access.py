@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from kimigguf.errors import UsageError
+from kimigguf.home import from_home
 
 
 def endpoint(environ: Mapping[str, str]) -> str:
@@ -36,7 +37,7 @@ def token(environ: Mapping[str, str]) -> str | None:
     if given := (environ.get("HF_TOKEN") or environ.get("HUGGING_FACE_HUB_TOKEN") or "").strip():
         return given
     home = Path(environ.get("HF_HOME") or Path(environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface")
-    path = Path(environ.get("HF_TOKEN_PATH") or home / "token").expanduser()
+    path = from_home(environ.get("HF_TOKEN_PATH") or home / "token")
     with contextlib.suppress(OSError, ValueError):
         return path.read_text(encoding="utf-8").strip() or None
     return None

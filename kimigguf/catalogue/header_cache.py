@@ -12,6 +12,7 @@ from typing import Final
 from kimigguf.catalogue.access import endpoint
 from kimigguf.catalogue.remote import RemoteFile, RemoteSet
 from kimigguf.errors import MachineError
+from kimigguf.home import from_home
 
 _SEAL_BYTES: Final = 32
 """A SHA-256 follows each kept header: a torn or rotten one is read again instead of being believed."""
@@ -23,7 +24,7 @@ def cache_dir(environ: Mapping[str, str]) -> Path:
     from platformdirs import user_cache_path  # noqa: PLC0415 -- kept out of `kimigguf --help`
 
     if chosen := environ.get("KIMIGGUF_CACHE"):
-        return Path(chosen).expanduser().absolute()
+        return from_home(chosen).absolute()
     if (base := environ.get("XDG_CACHE_HOME")) and Path(base).is_absolute():
         return Path(base) / "kimigguf"
     return user_cache_path("kimigguf")

@@ -1,7 +1,6 @@
 """The conversation loop of ``kimigguf chat``: reads a line, does what it means, shows the answer."""
 
 import contextlib
-import os
 import shlex
 import sys
 from collections.abc import Callable, Mapping
@@ -20,6 +19,7 @@ from kimigguf.engines.printable import printable
 from kimigguf.engines.talk import Talk, beginning, open_calls, save_talk, saved, with_result, without_last_answer
 from kimigguf.engines.turn import Turn
 from kimigguf.errors import KimiggufError, UsageError
+from kimigguf.home import from_home
 
 if TYPE_CHECKING:
     from kimigguf.engines.conversation import Conversation, Watch
@@ -175,8 +175,7 @@ class Chat:
             self._note("there was no thinking yet")
 
     def _save(self, name: str) -> None:
-        # Path.expanduser fails for a user that is not known, and the talk would be lost.
-        path = Path(os.path.expanduser(name)) if name else self._file  # noqa: PTH111 -- see above
+        path = from_home(name) if name else self._file
         if path is None:
             raise UsageError("/save needs the name of a file", code="no-file", hint="/save talk.json")
         conversation = self._conversation

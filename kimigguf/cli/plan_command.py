@@ -10,6 +10,7 @@ import click
 from kimigguf.cli.app import App
 from kimigguf.cli.machine_option import machine_words
 from kimigguf.errors import MachineError, UsageError
+from kimigguf.home import from_home
 
 if TYPE_CHECKING:
     from kimigguf.cli.plan_target import Target
@@ -31,7 +32,7 @@ class Wish:
     @property
     def api_key_path(self) -> str | None:
         """The key file as it can stand in another folder's command line."""
-        return None if self.api_key_file is None else str(self.api_key_file.expanduser().absolute())
+        return None if self.api_key_file is None else str(from_home(self.api_key_file).absolute())
 
 
 def wished(app: App, host: str, port: int, api_key_file: Path | None, extra: tuple[str, ...]) -> Wish:

@@ -21,6 +21,7 @@ from kimigguf.catalogue.remote import RemoteSet
 from kimigguf.download import journal
 from kimigguf.download.manifest import INNER, MANIFEST, Manifest, ManifestFile, read_manifest
 from kimigguf.errors import IntegrityError, MachineError, UsageError
+from kimigguf.home import from_home
 
 PART: Final = ".part"
 _SHARD: Final = re.compile(r"-\d{5}-of-\d{5}\.gguf$")
@@ -112,9 +113,9 @@ def named_models_dir(environ: Mapping[str, str], override: Path | None = None) -
         UsageError: ``bad-config``.
     """
     if override is not None:
-        return override.expanduser().absolute()
+        return from_home(override).absolute()
     if environ.get("KIMIGGUF_MODELS"):
-        return Path(environ["KIMIGGUF_MODELS"]).expanduser().absolute()
+        return from_home(environ["KIMIGGUF_MODELS"]).absolute()
     return _folder_in(_settings(config_path()), config_path())
 
 
@@ -171,11 +172,11 @@ def _folder_in(settings: Mapping[str, Any], path: Path) -> Path | None:
     value = settings.get("models_dir")
     if value is None:
         return None
-    if not isinstance(value, str) or not Path(value).expanduser().is_absolute():
+    if not isinstance(value, str) or not from_home(value).is_absolute():
         raise UsageError(
             f"models_dir in {path} is no absolute path", code="bad-config", hint='models_dir = "/mnt/models"'
         )
-    return Path(value).expanduser()
+    return from_home(value)
 
 
 def set_folder(models: Path, remote: RemoteSet) -> Path:

@@ -18,6 +18,7 @@ from typing import Any, Final
 from kimigguf import profile_files
 from kimigguf.errors import UsageError
 from kimigguf.hardware.snapshot import Accelerator, Machine
+from kimigguf.home import from_home
 
 KIND: Final = "machines"
 _WHAT: Final = "machine file"
@@ -57,7 +58,7 @@ def load_machine(text: str, environ: Mapping[str, str] = os.environ) -> Machine:
     """
     looks_like_path = text.endswith(".toml") or "/" in text or os.sep in text
     if looks_like_path or (text not in machine_names(environ) and Path(text).is_file()):
-        return load_file(Path(text).expanduser())
+        return load_file(from_home(text))
     return load_file(profile_files.find(KIND, text, environ))
 
 

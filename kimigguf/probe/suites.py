@@ -28,6 +28,7 @@ from pydantic import Discriminator, TypeAdapter, ValidationError
 
 from kimigguf import profile_files
 from kimigguf.errors import UsageError
+from kimigguf.home import from_home
 from kimigguf.probe.calls import MadeCall
 
 _MAX_JSONL_BYTES: Final = 64 << 20
@@ -193,7 +194,7 @@ def load_suite(text: str, environ: Mapping[str, str], *, seed: int | None = None
     Raises:
         UsageError: ``unknown-profile``, ``bad-profile`` or ``bad-suite``, naming the item and what is wrong with it.
     """
-    path = Path(text).expanduser()
+    path = from_home(text)
     if path.suffix not in {".toml", ".jsonl"} and "/" not in text:
         path = profile_files.find("suites", text, environ)
     suite = _from_jsonl(path) if path.suffix == ".jsonl" else profile_files.load(path, Suite)
