@@ -2,10 +2,11 @@
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
-from kimigguf.errors import KimiggufError, MachineError, NetworkError, UsageError
+from kimigguf.download.named import not_here
+from kimigguf.errors import IntegrityError, KimiggufError, MachineError, NetworkError, UsageError
 from kimigguf.ollama.disk import KEEPS_SHARDS_TEXT, Way
 from kimigguf.ollama.evidence import Blame, Check, State, blocked, passed, unknown
 from kimigguf.ollama.listing import full_name
@@ -66,8 +67,13 @@ def judge(facts: Facts) -> tuple[Check, ...]:
 
 def error_for(check: Check) -> KimiggufError:
     """The failure that a blocking check stands for."""
-    kinds = {Blame.REQUEST: UsageError, Blame.MACHINE: MachineError, Blame.NETWORK: NetworkError}
-    return kinds[check.blame](check.evidence, code=check.code, hint=check.hint)
+    kinds: Mapping[Blame, type[KimiggufError]] = {
+        Blame.REQUEST: UsageError,
+        Blame.MACHINE: MachineError,
+        Blame.NETWORK: NetworkError,
+        Blame.FILES: IntegrityError,
+    }
+    return kinds[check.blame](check.evidence, code=check.code, cause=check.cause, hint=check.hint)
 
 
 def unreachable(server: OllamaServer, *, installed: bool) -> Check:
@@ -140,12 +146,9 @@ def _quant(source: Source) -> Iterator[Check]:
 
 def _files(source: Source) -> Check:
     if not source.files:
-        return blocked(
-            "files",
-            f"{source.label} is not on this machine",
-            code="not-downloaded",
-            hint=f"kimigguf download {source.label}",
-        )
+        absent = not_here(source.label, source.folder, hint=f"kimigguf download {source.label}")
+        check = blocked("files", absent.message, code=absent.code, hint=str(absent.hint), blame=Blame.FILES)
+        return replace(check, cause=absent.cause)
     if source.unreadable:
         return blocked(
             "files",

@@ -18,13 +18,14 @@ class Blame(StrEnum):
     REQUEST = "request"
     MACHINE = "machine"
     NETWORK = "network"
+    FILES = "files"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
     """One look: ``what`` in two or three words, the ``evidence`` in one sentence.
 
-    ``code``, ``hint`` and ``blame`` matter where ``blocks`` is true: nothing is written then.
+    ``code``, ``hint``, ``blame`` and ``cause`` matter where ``blocks`` is true: nothing is written then.
     """
 
     what: str
@@ -34,6 +35,7 @@ class Check:
     code: str = ""
     hint: str | None = None
     blame: Blame = Blame.MACHINE
+    cause: str | None = None
 
 
 def passed(what: str, evidence: str) -> Check:

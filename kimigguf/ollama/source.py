@@ -38,8 +38,8 @@ class Source:
     quant: Quant | None
     architecture: str | None
     size_bytes: int
+    folder: Path
     files: tuple[SourceFile, ...] = ()
-    folder: Path | None = None
     unread_tensors: int = 0
     projectors: tuple[str, ...] = ()
     links: tuple[str, ...] = ()

@@ -83,7 +83,7 @@ def survey(
 
 def _hindrance(source: Source, folder: ModelsFolder | None) -> str | None:
     """Why the set cannot be linked; one that is not here yet is judged by where it would lie."""
-    if source.files or source.folder is None:
+    if source.files:
         return why_not(source, folder)
     return why_not_new(existing(source.folder).stat().st_dev, folder)
 

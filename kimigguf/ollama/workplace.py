@@ -31,7 +31,7 @@ def workplace(source: Source, folder: ModelsFolder | None, *, link: bool) -> Wor
 
     To ``link`` the merged file, the first place that it can be linked from; else the first that can be written.
     """
-    parents = [place for place in (source.folder, folder.path if folder else None) if place is not None]
+    parents = [source.folder, *((folder.path,) if folder else ())]
     found = [place for parent in parents if (place := _look_at(parent / INNER, folder)) is not None]
     return next((place for place in found if link and place.hindrance is None), found[0] if found else None)
 

@@ -112,8 +112,10 @@ def test_a_quant_that_is_not_here_can_be_planned_and_is_not_registered(
     assert (answer["name"], answer["blocking"]) == ("kimi-k3:ud-iq1_s", "not-downloaded")
     assert (answer["ways"][0]["route"], answer["ways"][0]["need"]["peak_bytes"]) == ("shards", 2 * 594_040_923_616)
     assert answer["disk"]["peak_bytes"] == 594_040_923_616
-    assert call("iq1_s", "--json") == ExitCode.MACHINE
-    assert error_of(capsys)["hint"] == "kimigguf download UD-IQ1_S"
+    assert call("iq1_s", "--json") == ExitCode.INTEGRITY
+    error = error_of(capsys)
+    assert error["hint"] == "kimigguf download UD-IQ1_S"
+    assert error["cause"].startswith("nothing of it lies in ")
 
 
 def test_a_quant_of_the_fork_is_refused_with_what_could_run_it(

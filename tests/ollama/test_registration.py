@@ -237,8 +237,8 @@ def test_tensor_types_of_a_fork_are_refused(stand_in: Ollama, source: Source) ->
 
 
 def test_a_set_that_is_not_here_is_refused_with_the_command_that_gets_it(stand_in: Ollama, source: Source) -> None:
-    error = refused(stand_in, replace(source, files=(), folder=None), MachineError, "not-downloaded")
-    assert error.hint == "kimigguf download UD-IQ1_S"
+    error = refused(stand_in, replace(source, files=(), folder=Path("/models")), IntegrityError, "not-downloaded")
+    assert (error.hint, error.cause) == ("kimigguf download UD-IQ1_S", "nothing of it lies in /models")
 
 
 def test_a_remote_server_is_refused_unless_it_has_every_shard(
