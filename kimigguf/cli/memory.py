@@ -84,7 +84,7 @@ def _devices(app: App, machine: str | None) -> tuple[int, tuple[int, ...], str |
     """How many accelerators there are, the free bytes of each where all are known, and a note on their order."""
     from dataclasses import replace
 
-    from kimigguf.engines.discover import choose
+    from kimigguf.engines.choose import choose
     from kimigguf.engines.sight import seen_by
 
     chosen, note = chosen_machine(app, machine), None

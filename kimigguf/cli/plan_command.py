@@ -66,7 +66,7 @@ def planned_engine(
 
     A file of ``form`` starts a llama-server: an engine of Python's is taken for one only where nobody asked for it.
     """
-    from kimigguf.engines.discover import choose
+    from kimigguf.engines.choose import choose
     from kimigguf.engines.engine import EngineKind
 
     if not machine.is_this_one and engine_path is None:

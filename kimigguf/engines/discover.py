@@ -1,4 +1,4 @@
-"""Finds the engines on this machine, tells which can load Kimi K3, and picks one or says what to do.
+"""Finds the engines on this machine, and tells which can load Kimi K3.
 
 Order: ``--engine-path``, ``KIMIGGUF_LLAMA_SERVER``, ``llama-server`` on PATH, the unified ``llama`` on PATH, the
 embedded engine, llama-cpp-python.
@@ -17,16 +17,14 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from kimigguf.catalogue.quants import EngineNeed
 from kimigguf.engines.builds import ARCHITECTURE, cuda_warning, look_at, names_architecture
 from kimigguf.engines.engine import Build, EngineDevice, EngineKind, FoundEngine
-from kimigguf.errors import MachineError, UsageError
 from kimigguf.hardware.probes import ask_all
+from kimigguf.home import from_home
 from kimigguf.units import MIB
 
 MIN_BUILD: Final = 10448
 """llama.cpp's first build with arch kimi-k3 (PR 26185, merged 2026-08-15)."""
-ENGINE_CHOICES: Final = ("auto", "llama-server", "embedded", "llama-cpp-python")
 ENVIRONMENT_VARIABLE: Final = "KIMIGGUF_LLAMA_SERVER"
 
 _NUMBERED_FROM: Final = 1000
@@ -35,10 +33,6 @@ _PROBE_SECONDS: Final = 20.0
 _SYSTEM_INFO_SECONDS: Final = 3.0
 _NO_MODEL: Final = "/nonexistent/kimigguf-asks-for-system-info.gguf"
 """A start with this model prints ``system_info`` and ends when there is no such file, some 10 ms later."""
-_WAYS: Final = (
-    "install a current llama.cpp (curl -LsSf https://llama.app/install.sh | sh, or brew install llama.cpp), "
-    "use the embedded one (--engine embedded), or name another with --engine-path"
-)
 _VERSION_NEW: Final = re.compile(r"^version: (\S+) \(build (\d+), commit ([^)\s]+)\)", re.MULTILINE)
 _VERSION_OLD: Final = re.compile(r"^version: (\d+) \(([^)\s]+)\)", re.MULTILINE)
 _EMBEDDED_INFO: Final = re.compile(r'"system_info": "([^"]*)"')
@@ -125,15 +119,15 @@ def discover(
 
 
 def places(environ: Mapping[str, str], engine_path: str | Path | None = None) -> list[tuple[Path, str, bool]]:
-    """Where native engines are looked for: a program or its folder, what pointed there, and whether the user did."""
-    found: list[tuple[Path, str, bool]] = []
-    if engine_path is not None:
-        found.append((Path(engine_path).expanduser(), "--engine-path", True))
-    if variable := environ.get(ENVIRONMENT_VARIABLE):
-        found.append((Path(variable).expanduser(), ENVIRONMENT_VARIABLE, True))
+    """Where native engines are looked for: a program or its folder, what pointed there, and whether the user did.
+
+    Every path is absolute: a plan's command is good in any folder.
+    """
+    named = ((engine_path, "--engine-path"), (environ.get(ENVIRONMENT_VARIABLE), ENVIRONMENT_VARIABLE))
+    found = [(from_home(path).absolute(), pointed, True) for path, pointed in named if path]
     search = environ.get("PATH", "")
     on_path = (shutil.which(name, path=search) for name in ("llama-server", "llama"))
-    return found + [(Path(path), "PATH", False) for path in on_path if path]
+    return found + [(Path(path).absolute(), "PATH", False) for path in on_path if path]
 
 
 def known_flags(engine: FoundEngine, environ: Mapping[str, str]) -> frozenset[str] | None:
@@ -321,97 +315,3 @@ def _llama_cpp_python(environ: Mapping[str, str]) -> FoundEngine | None:
         built=built,
         warnings=_warnings(built),
     )
-
-
-def choose(
-    environ: Mapping[str, str],
-    *,
-    kind: str = "auto",
-    engine_path: str | Path | None = None,
-    need: EngineNeed | None = None,
-    found: tuple[FoundEngine, ...] | None = None,
-) -> FoundEngine:
-    """The engine to use: the one named by the user, or the first that can load Kimi K3.
-
-    One that the user named (``--engine-path`` or ``KIMIGGUF_LLAMA_SERVER``) is used or refused, never replaced.
-    llama-cpp-python is taken only when asked for.
-
-    Raises:
-        UsageError: ``unknown-engine`` for a kind that does not exist.
-        MachineError: ``no-engine``, ``engine-too-old``, ``quant-unsupported`` - with the build found, the build
-            needed, and the ways to get it.
-    """
-    if kind not in ENGINE_CHOICES:
-        raise UsageError(
-            f"there is no engine {kind!r}", code="unknown-engine", hint="one of: " + ", ".join(ENGINE_CHOICES)
-        )
-    found = discover(environ, engine_path=engine_path, closely=False) if found is None else found
-    engine = _pick(found, kind)
-    if need is not None:
-        _check_need(engine, need)
-    return engine
-
-
-_KINDS: Final = {
-    "auto": (EngineKind.LLAMA_SERVER, EngineKind.LLAMA, EngineKind.EMBEDDED),
-    "llama-server": (EngineKind.LLAMA_SERVER, EngineKind.LLAMA),
-    "embedded": (EngineKind.EMBEDDED,),
-    "llama-cpp-python": (EngineKind.LLAMA_CPP_PYTHON,),
-}
-
-
-def _pick(found: tuple[FoundEngine, ...], kind: str) -> FoundEngine:
-    matching = [engine for engine in found if engine.kind in _KINDS[kind]]
-    if not matching:
-        raise MachineError(
-            f"there is no engine{'' if kind == 'auto' else f' of kind {kind}'} on this machine",
-            code="no-engine",
-            cause=f"looked at --engine-path, {ENVIRONMENT_VARIABLE}, PATH and the installed Python packages",
-            hint=_get(kind),
-        )
-    if matching[0].explicit:
-        matching = matching[:1]
-    able = [e for e in matching if e.supports_k3] or [e for e in matching if e.supports_k3 is None]
-    if able:
-        return able[0]
-    first = matching[0]
-    runs = first.version is not None
-    raise MachineError(
-        f"the engine {first.path} {'cannot load Kimi K3' if runs else 'cannot be used'}",
-        code="engine-too-old" if runs else "engine-unusable",
-        cause="; ".join(f"{e.path}: {e.version or 'no version'}: {e.reason}" for e in matching),
-        hint=_WAYS if runs else _get(kind),
-    )
-
-
-def _get(kind: str) -> str:
-    match kind:
-        case "embedded":
-            return f"{sys.executable} -m pip install 'xllamacpp>=2026.10.11549'"
-        case "llama-cpp-python":
-            wanted = "'llama-cpp-python[server]>=0.3.36'"
-            return f"{sys.executable} -m pip install {wanted} (it compiles for about ten minutes)"
-        case _:
-            return (
-                f"{sys.executable} -m pip install 'xllamacpp>=2026.10.11549' for the embedded engine, or llama.cpp "
-                f"build {MIN_BUILD} or later: curl -LsSf https://llama.app/install.sh | sh"
-            )
-
-
-def _check_need(engine: FoundEngine, need: EngineNeed) -> None:
-    if need.min_build is None:
-        # Only a fork reads these files, and forks number and name their builds themselves (b10472-mix-...).
-        if need.reason is not None and not (engine.explicit and "mix" in (engine.version or "")):
-            raise MachineError(
-                f"no mainline llama.cpp reads this quant, and {engine.title} is one",
-                code="quant-unsupported",
-                cause=need.reason,
-                hint=need.alternative,
-            )
-    elif engine.build is not None and engine.build < need.min_build:
-        raise MachineError(
-            f"this quant needs llama.cpp build {need.min_build}, and {engine.title} is build {engine.build}",
-            code="engine-too-old",
-            cause=need.reason,
-            hint=need.alternative or _WAYS,
-        )

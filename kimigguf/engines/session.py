@@ -15,8 +15,9 @@ from typing import Self
 from kimigguf.download.named import CatalogueTarget, Target, complete
 from kimigguf.download.store import StoredSet, models_dir, stored_at
 from kimigguf.engines import prepare, registry
+from kimigguf.engines.choose import choose
 from kimigguf.engines.command import Command, command, device_names, require_key
-from kimigguf.engines.discover import choose, known_flags
+from kimigguf.engines.discover import known_flags
 from kimigguf.engines.engine import FoundEngine
 from kimigguf.engines.evidence import Check, State
 from kimigguf.engines.keys import new_key, read_keys

@@ -306,7 +306,7 @@ def test_an_engine_that_reads_a_plan_file_is_told_by_a_line_that_writes_one_firs
     embedded = FoundEngine(
         kind=EngineKind.EMBEDDED, path=None, version="v", build=1, supports_k3=True, backends=("cpu",), devices=()
     )
-    monkeypatch.setattr("kimigguf.engines.discover.choose", lambda *_, **__: embedded)
+    monkeypatch.setattr("kimigguf.engines.choose.choose", lambda *_, **__: embedded)
     assert plan(environ, str(tiny()), "--context", "4096", "--engine", "embedded") == 0
     line = capsys.readouterr().out.partition("The command:")[2].replace("\\\n", " ").split()
     assert (

@@ -8,14 +8,8 @@ from fakes.engines import too_old_engine
 
 from kimigguf.catalogue.quants import EngineNeed
 from kimigguf.engines.builds import names_architecture
-from kimigguf.engines.discover import (
-    choose,
-    discover,
-    judge,
-    known_flags,
-    parse_devices,
-    parse_version,
-)
+from kimigguf.engines.choose import choose
+from kimigguf.engines.discover import discover, judge, known_flags, parse_devices, parse_version, places
 from kimigguf.engines.engine import EngineKind, FoundEngine
 from kimigguf.errors import MachineError, UsageError
 
@@ -136,6 +130,15 @@ def test_an_old_engine_that_the_user_named_is_refused_with_both_builds_and_a_way
     assert "10434" in (caught.value.cause or "")
     assert "10448" in (caught.value.cause or "")
     assert "--engine embedded" in (caught.value.hint or "")
+
+
+def test_a_relative_path_is_good_from_every_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A unit of systemd starts it from another one, and refuses a relative program outright."""
+    write_engine(tmp_path / "bin" / "llama-server", version=mainline(11434))
+    monkeypatch.chdir(tmp_path)
+    assert choose({"PATH": ""}, engine_path="bin").path == str(tmp_path / "bin" / "llama-server")
+    found = places({"PATH": "bin", "KIMIGGUF_LLAMA_SERVER": "bin"})
+    assert [str(place) for place, *_ in found] == [str(tmp_path / "bin"), str(tmp_path / "bin" / "llama-server")]
 
 
 def test_a_path_without_a_program_is_named(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kimigguf.engines.discover import choose
+from kimigguf.engines.choose import choose
 from kimigguf.engines.engine import FoundEngine
 
 ROOT = Path(__file__).parents[2]

@@ -27,6 +27,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
             case "dies-in-selftest":
                 say("0.9 E CUDA error: an illegal memory access was encountered")
                 # As under load: nobody answers any more, and the process still has a while to go.
+                assert isinstance(self.server, http.server.HTTPServer)
                 self.server.socket.close()
                 self.connection.shutdown(socket.SHUT_RDWR)
                 time.sleep(0.5)
