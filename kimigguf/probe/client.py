@@ -12,6 +12,7 @@ import httpx2
 import openai
 
 from kimigguf.engines.endpoint import limits
+from kimigguf.engines.printable import printable, sendable
 from kimigguf.engines.registry import certificate_at
 from kimigguf.engines.session import servers_folder
 from kimigguf.engines.tls import trusting
@@ -117,11 +118,12 @@ class Asker:
         self._settings = settings
         self._sleep = sleep
         self._usage_in_stream = True
+        self._key = environ.get(KEY_VARIABLES[role]) or environ.get(key_variable or "")
         timeout = httpx2.Timeout(settings.timeout_seconds, connect=_CONNECT_SECONDS)
         self._client = openai.OpenAI(
             base_url=self.url,
             # Servers without keys take any; without this the library would look for a variable of its own.
-            api_key=environ.get(KEY_VARIABLES[role]) or environ.get(key_variable or "") or "none",
+            api_key=self._key or "none",
             max_retries=0,
             http_client=openai.DefaultHttpxClient(
                 timeout=timeout, trust_env=not _on_loopback(self.url), verify=_trust(self.url, environ)
@@ -147,7 +149,7 @@ class Asker:
         try:
             names = sorted(found.id for found in self._client.models.list())
         except FAILURES as error:
-            fault = fault_of(error, tries=1)
+            fault = self._fault(error, tries=1)
             if fault.kind in {FaultKind.REQUEST, FaultKind.NONSENSE}:
                 names = []
             else:
@@ -205,13 +207,19 @@ class Asker:
             try:
                 return self._paid(item, max_tokens, once)
             except FAILURES as error:
-                fault = fault_of(error, tries=tried)
+                fault = self._fault(error, tries=tried)
                 if self._may_do_without_usage(fault):
                     continue
                 if fault.kind in _NOT_RETRIED or tried == self._settings.tries:
                     return fault
                 self._sleep(wait_before(error, tried))
         return Fault(kind=FaultKind.REQUEST, status=None, text="was never sent", tries=0)
+
+    def _fault(self, error: Exception, *, tries: int) -> Fault:
+        """What an endpoint says of a failure ends up in logs and reports: it must not repeat the key there."""
+        fault = fault_of(error, tries=tries)
+        text = fault.text.replace(self._key, "(the key)") if self._key else fault.text
+        return replace(fault, text=printable(text))
 
     def _may_do_without_usage(self, fault: Fault) -> bool:
         """Some endpoints refuse a request that asks for token counts in a stream; they are then not asked for."""
@@ -344,8 +352,8 @@ class _Gathered:
         if self._finish is None:
             raise Cut("the stream ended without a finish reason")
         return Reply(
-            content="".join(self._content),
-            thinking="".join(self._thinking),
+            content=sendable("".join(self._content)),
+            thinking=sendable("".join(self._thinking)),
             finish_reason=self._finish,
             tool_calls=len(self._calls),
             prompt_tokens=self._prompt_tokens,
@@ -354,7 +362,7 @@ class _Gathered:
             seconds=seconds,
             max_tokens=max_tokens,
             calls=tuple(
-                MadeCall(name=name, arguments=text, id=called)
+                MadeCall(name=sendable(name), arguments=sendable(text), id=sendable(called))
                 for _, (name, text, called) in sorted(self._calls.items())
             ),
         )

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from kimigguf.engines.printable import sendable
 from kimigguf.probe.intervals import Interval, interval
 
 _ROUNDING: Final = 1e-3
@@ -108,7 +109,7 @@ def read(logprobs: Any) -> tuple[tuple[Position, ...] | None, str | None]:  # no
 
 
 def _bytes(one: Any) -> str:  # noqa: ANN401 -- as above
-    return bytes(one.bytes).decode("latin-1") if one.bytes else str(one.token).encode().decode("latin-1")
+    return bytes(one.bytes).decode("latin-1") if one.bytes else sendable(str(one.token)).encode().decode("latin-1")
 
 
 def _problem(position: Position) -> str | None:

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from kimigguf.engines.printable import sendable
 from kimigguf.probe.calls import MadeCall, Reply
 
 
@@ -13,13 +14,17 @@ def whole_reply(completion: Any, seconds: float, max_tokens: int | None) -> Repl
     message = choice.message
     details = None if usage is None else usage.completion_tokens_details
     calls = tuple(
-        MadeCall(name=call.function.name or "", arguments=call.function.arguments or "", id=call.id or "")
+        MadeCall(
+            name=sendable(call.function.name or ""),
+            arguments=sendable(call.function.arguments or ""),
+            id=sendable(call.id or ""),
+        )
         for call in message.tool_calls or ()
         if getattr(call, "function", None) is not None
     )
     return Reply(
-        content=message.content or "",
-        thinking=getattr(message, "reasoning_content", None) or getattr(message, "reasoning", None) or "",
+        content=sendable(message.content or ""),
+        thinking=sendable(getattr(message, "reasoning_content", None) or getattr(message, "reasoning", None) or ""),
         finish_reason=choice.finish_reason,
         tool_calls=len(message.tool_calls or ()),
         prompt_tokens=None if usage is None else usage.prompt_tokens,

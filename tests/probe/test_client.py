@@ -194,3 +194,26 @@ def test_the_model_is_the_only_one_there_or_must_be_named() -> None:
         with pytest.raises(UsageError, match="does not list"):
             asker.endpoint(None)
         asker.close()
+
+
+@pytest.mark.parametrize("echo", ["Incorrect API key: sk-secret-1", "\x1b]0;owned\x07 sk-secret-1 \x1b[2J"])
+def test_an_endpoint_that_repeats_the_key_does_not_put_it_into_logs_nor_commands_the_terminal(echo: str) -> None:
+    with serve(lambda _body, _n: Refuse(status=400, message=echo)) as endpoint:
+        environ = {"KIMIGGUF_REFERENCE_API_KEY": "sk-secret-1"}
+        asker = Asker("reference", endpoint.url, environ, Settings(tries=1))
+        fault = asker.ask(asker.endpoint("k3"), Item(id="a", prompt="?"), None)
+        asker.close()
+    assert isinstance(fault, Fault)
+    assert "sk-secret" not in fault.text
+    assert "(the key)" in fault.text
+    assert "\x1b" not in fault.text
+
+
+def test_halves_of_characters_do_not_end_a_run_after_the_call_was_paid() -> None:
+    """A lone surrogate is legal in JSON and in no UTF-8: it could not be written down."""
+    said = Say(content="half \ud83d", thinking="\udc00", calls=(("f", '{"a": "\ud800"}'),))
+    reply = ask(lambda _body, _n: said)
+    assert isinstance(reply, Reply)
+    for text in (reply.content, reply.thinking, reply.calls[0].arguments):
+        assert text.encode().decode() == text
+    assert reply.content == "half \ufffd"
