@@ -43,7 +43,8 @@ def wished(app: App, host: str, port: int, api_key_file: Path | None, extra: tup
     """
     from kimigguf.engines.command import is_loopback
     from kimigguf.engines.keys import read_keys
-    from kimigguf.engines.tls import absolute, served_certificate
+    from kimigguf.engines.passthrough import absolute
+    from kimigguf.engines.tls import served_certificate
 
     with app.show.progress() as listen:
         served_certificate(extra, listen)
@@ -148,7 +149,7 @@ def planned_command(
     if not plan.model.folder:
         absent = (
             f"the files are not on this machine yet, and {plan.model.files[0].name} in the command has no folder;"
-            f" kimigguf download {plan.model.quant} brings the files, and a plan made after that names them"
+            f" {bring(plan.model.quant or 'QUANT')} brings the files, and a plan made after that names them"
         )
         warnings = (absent,)
     try:
@@ -194,8 +195,13 @@ def replay(target: "Target", model: str, extra: tuple[str, ...]) -> str:
         shlex.join(["kimigguf", "serve", "--plan", "plan.json", *_given(*_ENGINE, *_REACHED), *handed_on]),
     ]
     if not target.model.folder:
-        steps.insert(0, shlex.join(["kimigguf", "download", model, *_given("models_dir")]))
+        steps.insert(0, bring(model))
     return " && ".join(steps)
+
+
+def bring(model: str) -> str:
+    """The command that brings the files to where the command at hand looks for them."""
+    return shlex.join(["kimigguf", "download", model, *_given("models_dir")])
 
 
 def remake(model: str, extra: tuple[str, ...], form: str) -> str:

@@ -93,6 +93,7 @@ def _require_real_files(plan: "Plan") -> None:
 
 
 def _service(app: App, answer: "Answer", wish: "Wish", form: str, remake: str) -> "Service":
+    from kimigguf.cli.plan_command import bring
     from kimigguf.engines.command import VARIABLES, device_names
     from kimigguf.engines.export import CARRIED, Service
     from kimigguf.engines.serving import load_serving
@@ -103,7 +104,7 @@ def _service(app: App, answer: "Answer", wish: "Wish", form: str, remake: str) -
         raise UsageError(
             f"the files of {quant} are not on this machine, and a file that starts them must say where they are",
             code="plan-without-files",
-            hint=f"{shlex.join(['kimigguf', 'download', quant])} && {remake}",
+            hint=f"{bring(quant)} && {remake}",
         )
     if answer.command is None:
         raise MachineError(

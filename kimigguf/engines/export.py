@@ -9,7 +9,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from kimigguf.engines.command import Command, is_loopback
+from kimigguf.engines.command import Command
+from kimigguf.engines.llama_server import Address
+from kimigguf.engines.tls import CERTIFICATE_FLAG
 from kimigguf.errors import UsageError
 from kimigguf.memory import server_flags
 from kimigguf.memory.flags import spelled
@@ -76,8 +78,8 @@ class Service:
 
     @property
     def url(self) -> str:
-        scheme = "https" if any(option.flag == "--ssl-cert-file" for option in self.options) else "http"
-        return f"{scheme}://{'127.0.0.1' if is_loopback(self.host) else self.host}:{self.port}"
+        certificate = next((option.value for option in self.options if option.flag == CERTIFICATE_FLAG), None)
+        return Address(host=self.host, port=self.port, certificate=certificate).url
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

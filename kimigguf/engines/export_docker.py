@@ -9,15 +9,18 @@ import io
 import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
+from ipaddress import ip_address
 from pathlib import PurePosixPath
 from typing import Final
 
 from kimigguf.engines.command import locks_memory
 from kimigguf.engines.export import NAME, Export, Option, Service, heading, one_line
+from kimigguf.engines.passthrough import READ, WRITTEN
 from kimigguf.errors import UsageError
 
 IMAGE: Final = "ghcr.io/ggml-org/llama.cpp"
 _PORT: Final = 8080
+_IPV6: Final = 6
 _MODELS: Final = "/models"
 _SECRETS: Final = "/run/secrets"
 _TAGS: Final = {
@@ -25,14 +28,6 @@ _TAGS: Final = {
 }  # fmt: skip
 """Which image drives devices of such names; without a device, the one for processors."""
 _MOUNTED: Final = {"--api-key-file": "api-key", "--ssl-key-file": "key.pem", "--ssl-cert-file": "cert.pem"}
-_FILES: Final = frozenset(
-    {
-        "--chat-template-file", "--json-schema-file", "-jf", "--grammar-file", "--log-file", "--slot-save-path",
-        "--lookup-cache-static", "-lcs", "--lookup-cache-dynamic", "-lcd", "--ui-config-file", "--webui-config-file",
-        "--log-prompts-dir", "--video-ffmpeg-dir",
-    }
-)  # fmt: skip
-"""Flags that name a file which no container has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +56,7 @@ def docker_script(service: Service) -> Export:
         ("--detach", "--init"),
         ("--name", NAME),
         ("--network", NAME),
-        ("--publish", f"{_bracketed(service.host)}:{service.port}:{_PORT}"),
+        ("--publish", f"{_published(service.host)}:{service.port}:{_PORT}"),
         *(("--mount", mount.argument) for mount in mounts),
         *_devices(service),
         *(("--env", f"{name}={value}") for name, value in service.environ.items() if name != "LD_LIBRARY_PATH"),
@@ -93,8 +88,16 @@ def _kind(service: Service) -> str:
     return kinds.pop()
 
 
-def _bracketed(host: str) -> str:
-    return f"[{host.strip('[]')}]" if ":" in host else "127.0.0.1" if host == "localhost" else host
+def _published(host: str) -> str:
+    try:
+        address = ip_address("127.0.0.1" if host == "localhost" else host.strip("[]"))
+    except ValueError as error:
+        raise UsageError(
+            f"a container is reached by an address, and {host} is a name",
+            code="not-expressible",
+            hint="--host with one of this machine's addresses: ip -brief address shows them",
+        ) from error
+    return f"[{address}]" if address.version == _IPV6 else str(address)
 
 
 def _inside(service: Service) -> tuple[list[_Mount], list[Option]]:
@@ -115,7 +118,7 @@ def _inside(service: Service) -> tuple[list[_Mount], list[Option]]:
                 target = f"{_SECRETS}/{_MOUNTED[flag]}"
                 mounts.append(_Mount(source=value, target=target))
                 inside.append(Option(flag=flag, value=target))
-            case flag if flag in _FILES:
+            case flag if flag in READ | WRITTEN:
                 raise UsageError(
                     f"{flag} names a file that no container has",
                     code="not-expressible",
@@ -177,6 +180,7 @@ def _notices(service: Service, tag: str) -> tuple[str, ...]:
     return (
         f"to start it: {service.remake} | sh",
         f"to see it load: docker logs -f {NAME}",
+        f"to end it: docker stop {NAME} && docker rm {NAME}",
         f"it answers at {service.url}/v1",
         f"{IMAGE}:{tag} must be build 10448 or later: docker pull {IMAGE}:{tag}",
         "this neither keeps it out of swap nor starts it again after a crash: --format systemd does both",

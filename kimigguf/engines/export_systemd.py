@@ -6,13 +6,20 @@ devices), MemoryDenyWriteExecute= (drivers compile kernels), ProcSubset= (NVIDIA
 """
 
 import re
+from collections.abc import Iterator
+from pathlib import PurePath
 from typing import Final
 
 from kimigguf.engines.command import is_loopback, locks_memory
 from kimigguf.engines.export import NAME, Export, Option, Service, heading, one_line
+from kimigguf.engines.passthrough import WRITTEN
 
 _PLAIN: Final = re.compile(r"[A-Za-z0-9_./:=,+@^-]+")
 _CREDENTIAL: Final = "api-key"
+_NVIDIA_CONTROL: Final = 255
+"""The number of /dev/nvidiactl among NVIDIA's devices."""
+_MOST_GPUS: Final = 16
+"""How many devices are made: CUDA numbers them in another order, and more than there are do no harm."""
 _PRIVILEGED: Final = 1024
 """Ports below it are root's, or need a capability."""
 
@@ -56,9 +63,11 @@ def _unit(service: Service) -> list[str]:
 
 def _service(service: Service) -> list[str]:
     cuda = any(name.startswith("CUDA") for name in service.devices)
+    minors = " ".join(f"-c {minor}" for minor in (_NVIDIA_CONTROL, *range(_MOST_GPUS)))
     modprobe = [
         "# What makes NVIDIA's devices after a boot needs rights that the engine itself does not get.",
-        "ExecStartPre=-+/usr/bin/nvidia-modprobe -c 0 -u",
+        f"ExecStartPre=-+/usr/bin/nvidia-modprobe {minors}",
+        "ExecStartPre=-+/usr/bin/nvidia-modprobe -u -c 0",
     ]
     return [
         "",
@@ -129,6 +138,7 @@ def _hardening(service: Service) -> list[str]:
         *([] if is_root else [f"CapabilityBoundingSet={bind}", f"AmbientCapabilities={bind}"]),
         "ProtectSystem=strict",
         "ProtectHome=read-only",
+        *(f"ReadWritePaths={quoted(folder, dollars=False)}" for folder in _written(service)),
         *([] if _in_tmp(service) else ["PrivateTmp=yes"]),
         "ProtectControlGroups=yes",
         "ProtectKernelTunables=yes",
@@ -145,6 +155,17 @@ def _hardening(service: Service) -> list[str]:
     ]
 
 
+def _written(service: Service) -> Iterator[str]:
+    """The folders that the engine is told to write to."""
+    for option in service.options:
+        if option.flag in WRITTEN and option.value is not None:
+            yield (
+                str(PurePath(option.value).parent)
+                if option.flag in {"-lcd", "--lookup-cache-dynamic"}
+                else option.value
+            )
+
+
 def _in_tmp(service: Service) -> bool:
     """Whether a file lies where the service would see a folder of its own instead."""
     return any(word.startswith(("/tmp/", "/var/tmp/")) for word in service.command.argv)  # noqa: S108 -- compared, not used
@@ -155,11 +176,12 @@ def _install() -> list[str]:
 
 
 def _notices(service: Service) -> tuple[str, ...]:
-    unit = f"/etc/systemd/system/{NAME}.service"
+    # Not by a pipe into sudo tee: a plan that is refused would empty the unit that is there.
+    install = f"sudo install -m 644 {NAME}.service /etc/systemd/system/"
     reload = f"sudo systemctl daemon-reload && sudo systemctl enable --now {NAME}"
     relative = not service.program[0].startswith("/")
     return (
-        f"to install it: {service.remake} | sudo tee {unit} && {reload}",
+        f"to install it: {service.remake} > {NAME}.service && {install} && {reload}",
         f"to see it load: journalctl -fu {NAME}",
         f"it answers at {service.url}/v1",
         *((f"{service.program[0]} is looked for in /usr/local/bin, /usr/bin and /bin",) if relative else ()),

@@ -2,6 +2,7 @@
 
 import os
 import secrets
+import shlex
 import stat
 from pathlib import Path
 
@@ -39,7 +40,9 @@ def read_keys(path: Path) -> tuple[str, ...]:
         raise UsageError(f"cannot read the key file {path}", code="bad-key-file", cause=str(error)) from error
     if mode & (stat.S_IRGRP | stat.S_IROTH) and stat.S_ISREG(mode):
         raise UsageError(
-            f"others on this machine can read the key file {path}", code="bad-key-file", hint=f"chmod 600 '{path}'"
+            f"others on this machine can read the key file {path}",
+            code="bad-key-file",
+            hint=f"chmod 600 {shlex.quote(str(path))}",
         )
     keys = tuple(line for line in lines if line and not line.startswith("#"))
     for number, line in enumerate(lines, start=1):

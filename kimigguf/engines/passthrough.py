@@ -2,9 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 from itertools import zip_longest
+from pathlib import Path
 from typing import Final
 
 from kimigguf.engines.engine import EngineKind
+from kimigguf.engines.tls import CERTIFICATE_FLAG, KEY_FLAG
 from kimigguf.errors import UsageError
 from kimigguf.memory.flags import spelled
 
@@ -79,7 +81,15 @@ _REASONS: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
 }  # fmt: skip
 """Flags of llama-server (build 11434) that are refused: by reason, with what to do instead."""
 
-
+WRITTEN: Final = frozenset({"--slot-save-path", "--log-prompts-dir", "--lookup-cache-dynamic", "-lcd"})
+"""Flags with a folder that the engine writes to, or with a file in one."""
+READ: Final = frozenset(
+    {
+        KEY_FLAG, CERTIFICATE_FLAG, "--chat-template-file", "--json-schema-file", "-jf", "--grammar-file",
+        "--lookup-cache-static", "-lcs", "--ui-config-file", "--webui-config-file", "--video-ffmpeg-dir",
+    }
+)  # fmt: skip
+"""Flags with a file or folder that the engine reads."""
 _LOCKING: Final = "mmap+mlock"
 """The one way of loading that takes what the plan counts: it keeps in memory what lies there anyway."""
 
@@ -87,6 +97,12 @@ _LOCKING: Final = "mmap+mlock"
 def reason_against(flag: str) -> tuple[str, str] | None:
     """Why a flag may not be handed on, and what to do instead; None for one that may."""
     return next(((reason, instead) for reason, (instead, flags) in _REASONS.items() if flag in flags), None)
+
+
+def absolute(extra: Sequence[str]) -> tuple[str, ...]:
+    """The arguments with their files and folders as they can be named from any folder; all others as they are."""
+    pairs = zip(("", *extra), extra, strict=False)
+    return tuple(str(Path(word).absolute()) if spelled(flag) in READ | WRITTEN else word for flag, word in pairs)
 
 
 def check_extra(extra: Sequence[str], kind: EngineKind) -> None:

@@ -1,6 +1,7 @@
 """Before the first byte is loaded: is everything as the plan needs it, now? Each check with its evidence."""
 
 import re
+import shlex
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -176,7 +177,7 @@ def check_configs(engine: FoundEngine, configs: Sequence[tuple[str, str]], argv:
         against = [flag for flag in flags if reason_against(flag) is not None or reason_against(flag[1:]) is not None]
         evidence = f"{path} adds {', '.join(flags) or 'nothing'} to the command line"
         if against:
-            hint = f"take {', '.join(against)} out of it, or move it away: mv '{path}' '{path}.off'"
+            hint = f"take {', '.join(against)} out of it, or move it away: {shlex.join(['mv', path, f'{path}.off'])}"
             evidence += f", and the plan does not stand with {', '.join(against)}"
             checks.append(Check(what="config file", state=State.FAILED, evidence=evidence, hint=hint))
         else:

@@ -6,6 +6,7 @@ another server pass for this one, and a server on loopback need not be called 12
 
 import mmap
 import re
+import shlex
 import ssl
 import stat
 from collections.abc import Sequence
@@ -81,19 +82,6 @@ def served_certificate(extra: Sequence[str], listen: Listener = ignore) -> str |
     return str(files.certificate)
 
 
-def absolute(extra: Sequence[str]) -> tuple[str, ...]:
-    """The arguments with the files of TLS as any folder can name them; all others as they are.
-
-    Raises:
-        UsageError: ``tls-half``.
-    """
-    files = tls_files(extra)
-    if files is None:
-        return tuple(extra)
-    whole = {KEY_FLAG: str(files.key), CERTIFICATE_FLAG: str(files.certificate)}
-    return tuple(whole.get(spelled(before), word) for before, word in zip(("", *extra), extra, strict=False))
-
-
 def check_files(files: TlsFiles) -> Identity:
     """What the certificate is for; it and its key were read, fit together and are good today.
 
@@ -121,7 +109,11 @@ def check_files(files: TlsFiles) -> Identity:
         raise UsageError(problem, code="tls-unusable", cause=cause) from error
     names = tuple(str(value) for kind, value in certificate.get("subjectAltName", ()) if kind in {"DNS", "IP Address"})
     open_to_others = stat.S_ISREG(mode) and mode & (stat.S_IRGRP | stat.S_IROTH)
-    warning = f"others on this machine can read the TLS key: chmod 600 '{files.key}'" if open_to_others else None
+    warning = (
+        f"others on this machine can read the TLS key: chmod 600 {shlex.quote(str(files.key))}"
+        if open_to_others
+        else None
+    )
     return Identity(names=names, warning=warning)
 
 

@@ -107,6 +107,8 @@ def test_a_plan_without_files_is_no_file_and_the_hint_brings_them(
     line = f"kimigguf download UD-IQ1_M && kimigguf plan UD-IQ1_M --machine {MACHINE} --format shell"
     assert f"try: {line}\n" in said
     assert "FIRST_SHARD" not in said
+    code, said = refused(capsys, environ, "UD-IQ1_M", "--machine", MACHINE, "--models-dir", "m", "--format", "shell")
+    assert "try: kimigguf download UD-IQ1_M --models-dir m && kimigguf plan UD-IQ1_M " in said
 
 
 def test_a_plan_for_accelerators_that_the_engine_lacks_is_no_file(

@@ -299,7 +299,7 @@ def test_a_key_file_that_others_can_read_is_refused(
     keys.chmod(0o644)
     code, error = refused(capsys, environ, "UD-IQ1_M", "--host", "0.0.0.0", "--api-key-file", str(keys))
     assert (code, error["code"]) == (2, "bad-key-file")
-    assert error["hint"] == f"chmod 600 '{keys}'"
+    assert error["hint"] == f"chmod 600 {keys}"
 
 
 def test_a_key_that_no_header_can_carry_is_refused_before_the_load_and_not_shown(

@@ -168,7 +168,11 @@ def test_a_unit_keeps_the_key_out_of_the_command_line_and_the_gpus_in_reach() ->
     assert said["LoadCredential"] == ["api-key:/etc/k3/key"]
     assert "/etc/k3/key" not in said["ExecStart"][0]
     assert "--api-key-file ${CREDENTIALS_DIRECTORY}/api-key" in said["ExecStart"][0]
-    assert said["ExecStartPre"] == ["-+/usr/bin/nvidia-modprobe -c 0 -u"]
+    nodes, unified = said["ExecStartPre"]
+    # As the driver's own library asks for them: -u makes the devices of unified memory in place of the cards'.
+    assert nodes.startswith("-+/usr/bin/nvidia-modprobe -c 255 -c 0 -c 1 ")
+    assert "-u" not in nodes
+    assert unified == "-+/usr/bin/nvidia-modprobe -u -c 0"
     for breaks in ("PrivateDevices", "ProtectClock", "MemoryDenyWriteExecute", "ProcSubset", "DeviceAllow"):
         assert breaks not in said
     assert "IPAddressDeny" not in said, "others are to reach it"
@@ -192,6 +196,19 @@ def test_a_unit_may_lock_memory_only_where_the_engine_is_told_to() -> None:
 def test_files_in_tmp_are_not_hidden_from_the_unit_by_a_tmp_of_its_own() -> None:
     assert directives(systemd_unit(service()).text)["PrivateTmp"] == ["yes"]
     assert "PrivateTmp" not in directives(systemd_unit(service(folder="/tmp/k3")).text)
+
+
+def test_a_unit_lets_the_engine_write_where_it_is_told_to() -> None:
+    assert "ReadWritePaths" not in directives(systemd_unit(service()).text)
+    made = service("--slot-save-path", "/srv/my slots", "-lcd", "/srv/cache/lookup.bin")
+    assert directives(systemd_unit(made).text)["ReadWritePaths"] == ['"/srv/my slots"', "/srv/cache"]
+
+
+def test_a_plan_that_is_refused_does_not_empty_the_unit_that_is_there() -> None:
+    (install,) = [notice for notice in systemd_unit(service()).notices if notice.startswith("to install it: ")]
+    steps = install.partition(": ")[2].split(" && ")
+    assert steps[0] == f"{service().remake} > kimi-k3.service"
+    assert steps[1] == "sudo install -m 644 kimi-k3.service /etc/systemd/system/"
 
 
 # -- Docker ------------------------------------------------------------------------------------------------------------
@@ -272,6 +289,24 @@ def test_another_address_and_port_are_published_and_the_container_stays_as_the_i
     words = docker_words(docker_script(service(host="::", port=9000, key="/k")).text)
     assert words[words.index("--publish") + 1] == "[::]:9000:8080"
     assert words[words.index("--port") + 1] == "8080"
+
+
+@pytest.mark.parametrize("host", ["k3.example.org", "a..b"])
+def test_a_name_that_docker_cannot_publish_on_is_refused(host: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        docker_script(service(host=host, key="/k"))
+    assert (caught.value.code, host in caught.value.message) == ("not-expressible", True)
+
+
+@pytest.mark.parametrize(
+    ("host", "url"),
+    [("127.0.0.1", "http://127.0.0.1:8080"), ("::1", "http://[::1]:8080"), ("::", "http://[::1]:8080"),
+     ("0.0.0.0", "http://127.0.0.1:8080"), ("10.0.0.5", "http://10.0.0.5:8080")],
+)  # fmt: skip
+@pytest.mark.parametrize("write", [systemd_unit, docker_script, environment, preset, shell_script])
+def test_where_it_answers_is_an_address_that_a_client_can_take(host: str, url: str, write: object) -> None:
+    assert callable(write)
+    assert f"it answers at {url}/v1" in write(service(host=host, key="/k")).notices
 
 
 def test_a_file_that_no_container_has_is_refused_and_tls_files_are_mounted() -> None:

@@ -8,7 +8,7 @@ import pytest
 from fakes.engines import native_folder
 
 from kimigguf.engines.engine import EngineKind
-from kimigguf.engines.passthrough import _REASONS, check_extra
+from kimigguf.engines.passthrough import _REASONS, READ, WRITTEN, absolute, check_extra
 from kimigguf.errors import UsageError
 from kimigguf.gguf_file.shards import find_set, read_set
 from kimigguf.memory.flags import parse, spelled
@@ -53,6 +53,24 @@ def test_a_refused_flag_is_refused_in_the_spelling_that_llama_cpp_takes_too(writ
         check_extra([written, "SECRET"], EngineKind.LLAMA_SERVER)
     assert caught.value.code == "flag-undoes-plan"
     assert "SECRET" not in f"{caught.value.message} {caught.value.cause} {caught.value.hint}"
+
+
+def test_files_are_named_as_any_folder_can(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    extra = ("--threads", "3", "--ssl_key_file", "k.pem", "--slot-save-path", "slots", "--grammar-file", "/etc/g")
+    here = (*extra[:3], f"{tmp_path}/k.pem", extra[4], f"{tmp_path}/slots", *extra[6:])
+    assert absolute(extra) == here
+    assert absolute(()) == ()
+
+
+@pytest.mark.native
+def test_every_file_of_the_real_server_is_refused_or_named_from_any_folder() -> None:
+    """One that is missed is looked for in / by a unit of systemd, and in the container by Docker."""
+    done = subprocess.run([native_folder() / "llama-server", "--help"], capture_output=True, text=True, check=True)
+    heads = re.findall(r"^(-.*?)(?:FNAME|PATH|FILE|DIR|JINJA_TEMPLATE_FILE)\b", done.stdout, re.MULTILINE)
+    flags = {flag for head in heads for flag in re.findall(r"--?[a-z][\w-]*", head)}
+    assert len(flags) > 20
+    assert flags - READ - WRITTEN - {flag for _, refused in _REASONS.values() for flag in refused} == set()
 
 
 @pytest.mark.parametrize("value", ["--temp", "my_model", "-h_x"])
