@@ -18,6 +18,8 @@ from kimigguf.probe.report import METHOD, WORDS, arm_rows, percent, sentence, to
 from kimigguf.probe.score import ItemResult, Scores
 from kimigguf.probe.suites import Item, Suite
 
+_LONGEST_QUESTION: Final = 20_000
+"""Characters of a question that are shown: long contexts would make a page of a hundred megabytes."""
 _LONGEST_DIFF: Final = 4000
 """Words in both answers together above which no word-by-word comparison is drawn: its cost grows with their product."""
 
@@ -134,7 +136,7 @@ def _items(scores: Scores, suite: Suite, calls: Iterable[Call]) -> Iterable[str]
 def _item(item: Item, result: ItemResult, outcomes: Mapping[Arm, Reply | Fault | None]) -> str:
     candidate, reference = outcomes[Arm.CANDIDATE], outcomes[Arm.REFERENCE]
     marks = f"candidate {_MARKS[result.candidate_right]}, reference {_MARKS[result.reference_right]}"
-    question = "\n\n".join(f"{message.role}: {message.content}" for message in item.conversation)
+    question = _excerpt("\n\n".join(f"{message.role}: {message.content}" for message in item.conversation))
     round_text = f" #{result.repeat + 1}" if result.repeat else ""
     left, right = _sides(candidate, reference)
     return (
@@ -165,6 +167,13 @@ def _tags(result: ItemResult) -> list[str]:
     return tags
 
 
+def _excerpt(text: str) -> str:
+    if len(text) <= _LONGEST_QUESTION:
+        return text
+    half = _LONGEST_QUESTION // 2
+    return f"{text[:half]}\n\n[... {len(text) - 2 * half:,} characters are not shown ...]\n\n{text[-half:]}"
+
+
 def _caption(side: str, outcome: Reply | Fault | None) -> str:
     text = "not asked"
     if isinstance(outcome, Fault):
@@ -172,6 +181,7 @@ def _caption(side: str, outcome: Reply | Fault | None) -> str:
     elif outcome is not None:
         tokens = "" if outcome.completion_tokens is None else f", {outcome.completion_tokens:,} tokens"
         text = f"{outcome.shape}, finish reason {outcome.finish_reason}, {outcome.seconds:.1f} s{tokens}"
+        text += f"; its program: {outcome.tested.why}" if outcome.tested is not None and outcome.tested.why else ""
     return f'<p class="soft">{side}: {escape(text)}</p>'
 
 

@@ -5,13 +5,13 @@ from pathlib import Path
 
 from fakes.browser import browser
 
-from kimigguf.probe.calls import Arm, Call, Fault, FaultKind, Outcome, Reply
+from kimigguf.probe.calls import Arm, Call, Fault, FaultKind, Outcome, Reply, Trial
 from kimigguf.probe.client import Endpoint
 from kimigguf.probe.cost import Costs, SideCosts, economics
 from kimigguf.probe.logprobs import token_level
 from kimigguf.probe.page import page
 from kimigguf.probe.score import score, solved
-from kimigguf.probe.suites import Item, Number, Suite
+from kimigguf.probe.suites import Item, Number, PythonTest, Suite
 
 EVIL = '<script>alert(1)</script> & "quotes" </pre></details>'
 
@@ -181,3 +181,17 @@ def test_a_reader_finds_an_item_by_words_and_by_what_became_of_it(tmp_path: Path
         assert tab.evaluate(chosen("slow down", "c-wrong")) == 0
         assert "0 of 40" in tab.evaluate(TEXT)
         assert tab.complaints == []
+
+
+def test_a_long_question_is_shown_by_its_ends_and_a_failed_program_says_why() -> None:
+    item = Item(id="long", prompt="first" + "x" * 500_000 + "last", check=PythonTest(code=""))
+    suite = Suite(name="long", items=(item,), sha256="0" * 64)
+    trial = Trial(passed=False, why="NameError: <name> is not defined")
+    calls = [Call(arm=arm, item="long", repeat=0, outcome=replace(reply("x"), tested=trial)) for arm in Arm]
+    side = Endpoint(role="candidate", url="http://127.0.0.1:8080/v1", model="k3")
+    text = page(score(suite, calls, tolerance=0.05), suite, calls, candidate=side, reference=side, settings={})
+    assert len(text) < 60_000
+    assert "user: first" in text
+    assert "xlast</pre>" in text
+    assert "480,015 characters are not shown" in text
+    assert "its program: NameError: &lt;name&gt; is not defined" in text
