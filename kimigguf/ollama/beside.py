@@ -57,6 +57,8 @@ def held(port: int) -> Iterator[socket.socket]:
         MachineError: ``port-in-use``, ``port-unusable``.
     """
     with _bind(port) as taken:
+        # With the option on both sides the kernel gives a port away as long as nobody listens there.
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
         yield taken
 
 
@@ -87,6 +89,8 @@ def running(
         timeout_graceful_shutdown=_DRAIN_SECONDS,
     )
     server = uvicorn.Server(config)
+    # Connections inherit it: those that still close must not keep the port from who serves next.
+    taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     # A daemon: if this process dies of something else, nothing waits for clients.
     thread = threading.Thread(target=server.run, kwargs={"sockets": [taken]}, name="ollama-bridge", daemon=True)
     thread.start()

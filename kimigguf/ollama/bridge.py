@@ -19,6 +19,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from kimigguf.engines.printable import printable
 from kimigguf.ollama.answers import Answer, EngineError, message_of
 from kimigguf.ollama.callers import LOOPBACK, Gone, checks, drained, while_there, written
 from kimigguf.ollama.listing import full_name, listed, running, shown
@@ -59,6 +60,9 @@ _CHAT_PATH: Final = "/v1/chat/completions"
 _K3_MARKERS: Final = ("<|open|>", "<|close|>", "<|end_of_msg|>")
 """What llama.cpp takes a template for K3's by."""
 _KNOWN_SECONDS: Final = 5.0
+_PHRASE_CHARACTERS: Final = 120
+_MOST_TOLD: Final = 50
+"""More than this are no settings that somebody may miss, but noise."""
 _BAD_REQUEST, _CLIENT_GONE, _NOT_SUPPORTED, _ERROR = 400, 499, 501, 400
 
 
@@ -242,14 +246,16 @@ class Bridge:
 
     def _unheeded(self, wanted: Wanted) -> dict[str, str]:
         """A header that names what a request asks for and does not get; each is also told once."""
-        for phrase in wanted.unheeded:
+        # Names of fields are a client's own words: they go to a terminal, and into a header.
+        unheeded = [printable(phrase).replace("\n", " ")[:_PHRASE_CHARACTERS] for phrase in wanted.unheeded]
+        for phrase in unheeded:
             field = phrase.partition(":")[0]
-            if field not in self._told:
+            if field not in self._told and len(self._told) < _MOST_TOLD:
                 self._told.add(field)
                 self._tell(f"a client of --ollama-api sent {phrase}")
-        if not wanted.unheeded:
+        if not unheeded:
             return {}
-        return {UNHEEDED_HEADER: "; ".join(wanted.unheeded).encode("ascii", "replace").decode()}
+        return {UNHEEDED_HEADER: "; ".join(unheeded[:_MOST_TOLD]).encode("ascii", "replace").decode()}
 
     async def _embed(self, request: Request) -> Response:
         body = await _body(request)

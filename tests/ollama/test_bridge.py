@@ -228,6 +228,19 @@ def test_what_a_request_does_not_get_stands_in_a_header_and_is_told_once() -> No
     assert [text.partition(" sent ")[2].partition(":")[0] for text in told] == ["options.num_gpu", "keep_alive"]
 
 
+def test_a_clients_own_words_command_no_terminal_and_add_no_header() -> None:
+    told: list[str] = []
+    odd = {"x\r\nSet-Cookie: a=b\x1b[2J": 1} | {f"field{n}": 1 for n in range(500)}
+    with both(lambda _body, _n: Say(content="Hi."), tell=told.append) as (client, _):
+        url = f"{client._client.base_url}/api/chat"
+        reply = httpx.post(url, json={"model": "kimi-k3", "messages": HELLO, "stream": False} | odd)
+    assert reply.status_code == 200
+    assert "Set-Cookie" not in reply.headers
+    assert len(reply.headers["X-Kimigguf-Unheeded"]) < 8000
+    assert len(told) == 50
+    assert not any("\x1b" in text or "\n" in text for text in told)
+
+
 def test_embeddings_come_as_ollama_gives_them_new_and_old() -> None:
     with both(lambda _body, _n: Say(), embeds=True) as (client, _):
         assert "embedding" in (client.show("kimi-k3").capabilities or ())
@@ -344,6 +357,8 @@ def test_an_engine_that_is_not_there_is_502() -> None:
         ({"Origin": "http://localhost:3000"}, 200),
         ({"Origin": "vscode-webview://abc"}, 200),
         ({"Origin": "https://evil.example"}, 403),
+        ({"Origin": "http://localhost.evil.example"}, 403),
+        ({"Origin": "null"}, 403),  # a frame that a page has shut in, to hide where it is from
         ({"Host": "evil.example"}, 400),
     ],
 )
