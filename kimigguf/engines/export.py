@@ -121,7 +121,7 @@ def one_line(text: str, what: str) -> str:
             f"{text!r} cannot stand in {what}",
             code="not-expressible",
             cause="it has a line break or another control character in it",
-            hint="rename the folder or the file",
+            hint="take it out of the argument, or rename the folder or the file",
         )
     return text
 

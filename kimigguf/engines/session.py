@@ -12,10 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from kimigguf.download.named import CatalogueTarget, Target, complete
-from kimigguf.download.store import StoredSet, models_dir, stored_at
-from kimigguf.engines import prepare, registry
-from kimigguf.engines.choose import choose
+from kimigguf.engines import registry
 from kimigguf.engines.command import Command, command, device_names, require_key
 from kimigguf.engines.discover import known_flags
 from kimigguf.engines.engine import FoundEngine
@@ -24,24 +21,20 @@ from kimigguf.engines.keys import new_key, read_keys
 from kimigguf.engines.llama_server import Address, Server, require_free
 from kimigguf.engines.loaded import compare_loaded
 from kimigguf.engines.observe import baseline
-from kimigguf.engines.passthrough import check_extra
+from kimigguf.engines.planned import planned, replayed
 from kimigguf.engines.prefault import prefault
 from kimigguf.engines.preflight import preflight, read_surroundings
 from kimigguf.engines.report import Comparison
 from kimigguf.engines.request import Request
 from kimigguf.engines.selftest import Result, poster, selftest
 from kimigguf.engines.serving import DEFAULT, ServingProfile, chat_template_arguments, load_serving
-from kimigguf.engines.sight import seen_by, undescribed, unseen
 from kimigguf.engines.supervise import fresh_log
 from kimigguf.engines.tls import served_certificate
 from kimigguf.errors import MachineError, ServerError, UsageError
-from kimigguf.events import Listener, Notice, Step
-from kimigguf.hardware.detect import PATIENT_LIMIT_SECONDS, detect
-from kimigguf.hardware.snapshot import Machine
-from kimigguf.memory.settings import Settings
+from kimigguf.events import Listener, Notice
 from kimigguf.placement.place import Shortfall
 from kimigguf.placement.plan import Plan
-from kimigguf.placement.plan_file import changes, load_plan, remake_commands, write_plan
+from kimigguf.placement.plan_file import changes, write_plan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,7 +142,7 @@ def prepare_session(
     require_free(address)
     request = with_key(request, state_folder(environ) / "keys" / name, listen)
     key = read_keys(request.api_key_file)[0] if request.api_key_file else None
-    made = _replayed(request, environ, listen) if request.plan_path else _planned(request, environ, listen)
+    made = replayed(request, environ, listen) if request.plan_path else planned(request, environ, listen)
     if isinstance(made, Shortfall):
         return made
     plan, engine = made.plan, made.engine
@@ -290,80 +283,6 @@ def _write_plan(plan: Plan, path: Path) -> None:
         write_plan(plan, path)
     except OSError as error:
         raise MachineError(f"cannot write {path}", code="state-unwritable", cause=error.strerror) from error
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Made:
-    """A plan with what it was made from."""
-
-    plan: Plan
-    engine: FoundEngine
-    stored: StoredSet
-    machine: Machine
-
-
-def _planned(request: Request, environ: Mapping[str, str], listen: Listener) -> _Made | Shortfall:
-    target = prepare.target_of(request.target or "", environ)
-    prepare.check_wish(target, request.context_tokens)
-    _check_effort(target, request, environ)
-    engine = choose(environ, kind=request.engine, engine_path=request.engine_path, need=target.need)
-    check_extra(request.extra, engine.kind)
-    listen(Step(text=f"engine: {engine.title}"))
-    models = models_dir(environ, request.models_dir)
-    told = request.models_dir is not None or bool(environ.get("KIMIGGUF_MODELS"))
-    may = not request.no_download
-    stored = prepare.obtain(target, models, environ=environ, may_download=may, told=told, listen=listen)
-    stored = prepare.verified(stored, listen)
-    seen = _seen_machine(engine, environ, listen)
-    plan = prepare.plan_on(stored, seen, Settings(slots=request.slots), context_tokens=request.context_tokens)
-    if isinstance(plan, Shortfall):
-        return plan
-    return _Made(plan=plan, engine=engine, stored=stored, machine=seen)
-
-
-def _seen_machine(engine: FoundEngine, environ: Mapping[str, str], listen: Listener) -> Machine:
-    """This machine as the engine sees it. What the two do not agree on is said: a plan leaves it out."""
-    machine = detect(environ=environ, limit_seconds=PATIENT_LIMIT_SECONDS)
-    for sentence in (unseen(machine, engine), undescribed(machine, engine)):
-        if sentence is not None:
-            listen(Notice(text=sentence))
-    return seen_by(machine, engine)
-
-
-def _check_effort(target: Target, request: Request, environ: Mapping[str, str]) -> None:
-    if isinstance(target, CatalogueTarget):
-        chat_template_arguments(load_serving(target.profile.architecture, environ), request.effort)
-
-
-def _replayed(request: Request, environ: Mapping[str, str], listen: Listener) -> _Made:
-    """The plan of a file, on files that are as it says. What changed on the machine is for the pre-flight to tell.
-
-    Raises:
-        UsageError: ``bad-plan``, ``plan-without-files``, ``plan-stale`` if the files are others.
-    """
-    plan = load_plan(request.plan_path or Path())
-    engine = choose(environ, kind=request.engine, engine_path=request.engine_path)
-    check_extra(request.extra, engine.kind)
-    listen(Step(text=f"engine: {engine.title}"))
-    if plan.model.folder is None or not plan.model.files:
-        raise UsageError(
-            "the plan was made before its files were on this machine",
-            code="plan-without-files",
-            hint=f"{remake_commands(plan)} && kimigguf serve --plan plan.json",
-        )
-    stored = prepare.verified(complete(stored_at(Path(plan.model.folder) / plan.model.files[0].name)), listen)
-    machine = _seen_machine(engine, environ, listen)
-    before = changes(plan, machine)
-    if different := [
-        line for line in changes(plan, machine, files=prepare.planned_files(stored)) if line not in before
-    ]:
-        raise UsageError(
-            "the files are not those that the plan was made for",
-            code="plan-stale",
-            cause="; ".join(different[:4]),
-            hint=f"make it again: {remake_commands(plan)}",
-        )
-    return _Made(plan=plan, engine=engine, stored=stored, machine=machine)
 
 
 def _remarks(plan: Plan, run: Command) -> tuple[str, ...]:

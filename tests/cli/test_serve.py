@@ -214,7 +214,7 @@ def test_a_driver_that_wakes_slowly_is_waited_for(
         limits.append(options.get("limit_seconds", LIMIT_SECONDS))
         return detect(**options)
 
-    monkeypatch.setattr("kimigguf.engines.session.detect", watched)
+    monkeypatch.setattr("kimigguf.engines.planned.detect", watched)
     port = str(free_port())
     assert serve(environ, str(tiny), "--dry-run", "--port", port) == 0
     plan_file = json.loads(capsys.readouterr().out)["plan_file"]

@@ -1,8 +1,10 @@
 """Each check before a start, by what it must say."""
 
+import os
 import subprocess
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fakes.engines import native_folder
@@ -98,6 +100,20 @@ def test_swap_is_told_and_stops_nothing() -> None:
 def test_room_for_logs_is_looked_for_where_the_folder_will_be(tmp_path: Path) -> None:
     check = check_log_room(tmp_path / "not" / "yet")
     assert str(tmp_path) in check.evidence
+
+
+def test_a_log_folder_below_one_that_nobody_may_look_into_is_no_bug(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = os.stat
+
+    def closed(path: Any, **options: Any) -> os.stat_result:
+        if "closed" in str(path):
+            raise PermissionError(13, "Permission denied")
+        return real(path, **options)
+
+    monkeypatch.setattr(os, "stat", closed)
+    assert str(tmp_path) in check_log_room(tmp_path / "closed" / "kimigguf").evidence
 
 
 def test_a_full_log_disk_is_named_with_a_way_out() -> None:
