@@ -1,5 +1,6 @@
 """Models that every room's tests share, written once per run."""
 
+import os
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -7,8 +8,10 @@ from pathlib import Path
 import k3_skeleton
 import pytest
 import tiny_k3
+from fakes.processes import ONE_THREAD
 
 ROOT = Path(__file__).parents[1]
+os.environ |= ONE_THREAD
 
 
 @pytest.fixture(scope="session")

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from fakes.engines import real_engine
-from fakes.processes import free_port, until
+from fakes.processes import ONE_THREAD, free_port, until
 
 from kimigguf.engines.command import VARIABLES, command
 from kimigguf.engines.discover import known_flags
@@ -27,7 +27,7 @@ from kimigguf.engines.serving import load_serving
 from kimigguf.placement.plan import Plan
 
 pytestmark = [pytest.mark.native, pytest.mark.engine]
-BARE = {"PATH": "/usr/bin:/bin"}
+BARE = {"PATH": "/usr/bin:/bin", **ONE_THREAD}
 
 
 @pytest.fixture
