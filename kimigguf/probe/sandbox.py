@@ -23,12 +23,14 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
+from kimigguf.engines.printable import printable, sendable
 from kimigguf.errors import MachineError
 from kimigguf.probe import sandbox_child
 from kimigguf.probe.calls import Trial
 
 _POLL_SECONDS: Final = 0.02
 _FOLDER_BYTES: Final = 16 << 20
+_BLOCK_BYTES: Final = 4096
 _KEPT: Final = 400
 """Characters of the last line that the code wrote go into the report."""
 
@@ -59,7 +61,8 @@ def run_test(code: str, test: str, limits: Limits | None = None) -> Trial:
     if (why := closed()) is not None:
         return Trial(passed=None, why=f"UNKNOWN: {why}, so no code was run")
     limits = limits or Limits()
-    # Only who has come to the end knows this word: an early exit, with whatever status, is no pass.
+    # Said at the end only: an early exit, with whatever status, is no pass. Code that is out to pass could still find
+    # the word in the frames of its own process: what is shut in is what it can reach, not what it says of itself.
     token = secrets.token_hex(16)
     try:
         with tempfile.TemporaryDirectory(prefix="kimigguf-code-") as scratch:
@@ -73,7 +76,7 @@ def run_test(code: str, test: str, limits: Limits | None = None) -> Trial:
 def _in_folder(scratch: Path, code: str, test: str, token: str, limits: Limits) -> Trial:
     room = scratch / "room"
     room.mkdir()
-    (scratch / "code.py").write_text(code, encoding="utf-8")
+    (scratch / "code.py").write_text(sendable(code), encoding="utf-8")
     (scratch / "test.py").write_text(test, encoding="utf-8")
     command = [
         sys.executable, "-I", "-S", "-B", str(Path(sandbox_child.__file__)), str(scratch), str(limits.cpu_seconds),
@@ -127,11 +130,12 @@ def _wait(process: "subprocess.Popen[bytes]", room: Path, limits: Limits) -> str
 
 
 def _bytes_in(folder: Path) -> int:
+    """What its files take, an empty one a block too; there are no folders in it."""
     total = 0
-    for path, _, names in os.walk(folder):
-        for name in names:
+    with os.scandir(folder) as entries:
+        for entry in entries:
             with contextlib.suppress(OSError):  # it may go while it is counted
-                total += os.lstat(os.path.join(path, name)).st_size  # noqa: PTH118 -- counted often
+                total += max(_BLOCK_BYTES, entry.stat(follow_symlinks=False).st_size)
     return total
 
 
@@ -139,10 +143,17 @@ def _why(status: int, said: list[str]) -> str:
     if status in {-signal.SIGXCPU, -signal.SIGKILL}:
         return "stopped: it used more than its share of the processor"
     if status < 0:
-        return f"ended by {signal.Signals(-status).name}"
+        return f"ended by {_signal(-status)}"
     return _last(said[1:]) or f"ended with {status} before its test did"
+
+
+def _signal(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # most real-time signals have no name
+        return f"signal {number}"
 
 
 def _last(said: list[str]) -> str:
     """The last thing that was said, which for an exception is what it is: no paths of this machine."""
-    return next((line.strip()[-_KEPT:] for line in reversed(said) if line.strip()), "")
+    return printable(next((line.strip()[-_KEPT:] for line in reversed(said) if line.strip()), ""))

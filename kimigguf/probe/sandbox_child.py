@@ -33,13 +33,16 @@ _X32_BIT = 0x40000000
 _ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _REFUSED = {
     # Sockets of any kind (those of other programs on this machine are a way out too), and the ring that opens them.
-    "socket": (41, 198), "connect": (42, 203), "io_uring_setup": (425, 425),
+    # A pair of them stays, for asyncio is built on one: see below for what it may not send.
+    "socket": (41, 198), "connect": (42, 203), "bind": (49, 200), "io_uring_setup": (425, 425),
+    "sendmsg": (46, 211), "sendmmsg": (307, 269),
     # Other processes: new ones, signals to them, looking into them.
     "fork": (57, None), "vfork": (58, None), "execve": (59, 221), "execveat": (322, 281),
     "kill": (62, 129), "tkill": (200, 130), "pidfd_send_signal": (424, 424), "pidfd_open": (434, 434),
     "rt_sigqueueinfo": (129, 138), "rt_tgsigqueueinfo": (297, 240),
     "ptrace": (101, 117), "process_vm_readv": (310, 270), "process_vm_writev": (311, 271), "kcmp": (312, 272),
     "setpriority": (141, 140), "sched_setaffinity": (203, 122), "sched_setscheduler": (144, 119),
+    "sched_setparam": (142, 118), "migrate_pages": (256, 238), "move_pages": (279, 239),
     "sched_setattr": (314, 274), "ioprio_set": (251, 30), "prlimit64": (302, 261), "process_madvise": (440, 440),
     # What outlives the process, or belongs to the whole machine.
     "shmget": (29, 194), "msgget": (68, 186), "semget": (64, 190), "mq_open": (240, 180),
@@ -58,14 +61,23 @@ _REFUSED = {
     "settimeofday": (164, 170), "clock_settime": (227, 112), "acct": (163, 89), "syslog": (103, 116),
 }  # fmt: skip
 """System calls that are refused, with their numbers on x86-64 and AArch64 (None: there is none)."""
-_CLONE, _CLONE3, _TGKILL = (56, 220), (435, 435), (234, 131)
+_CLONE, _CLONE3, _TGKILL, _SENDTO = (56, 220), (435, 435), (234, 131), (44, 206)
+_REFUSED_WAYS = {
+    # Whom a file's events are told to, and by which signal: by that any process of this user could be ended.
+    "fcntl": ((72, 25), (8, 10, 15)),  # F_SETOWN, F_SETSIG, F_SETOWN_EX
+    "ioctl": ((16, 29), (0x8901, 0x8902)),  # FIOSETOWN, SIOCSPGRP
+}
+"""System calls of which the second argument must not be one of these."""
+_CAPABILITIES_3 = 0x20080522
 
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
 _RULESET_VERSION, _PATH_BENEATH = 1, 1
 _EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR = 1, 2, 4, 8
 _FILE_RIGHTS = {1: 0x1FFF, 2: 0x3FFF, 3: 0x7FFF, 4: 0x7FFF, 5: 0xFFFF}
 """All that Landlock can forbid about files, by its version."""
-_DEVICES_AND_RENAMES = 0x1E40 | 0x2000 | 0x8000
+_NOT_IN_ROOM = 0x1E40 | 0x2000 | 0x8000 | 0x0080
+"""No devices, sockets, pipes and links are made there, nothing is moved in or out, and no folders: a thousand of them
+within each other would be hard to remove."""
 _CPU_GRACE_SECONDS = 1
 
 
@@ -109,8 +121,7 @@ def _keep_out_of_files(libc: ctypes.CDLL, room: str) -> None:
     for path in sorted(readable):
         _allow(libc, rules, path, _READ_FILE | (_READ_DIR if Path(path).is_dir() else 0))
     _allow(libc, rules, "/dev/null", _READ_FILE | _WRITE_FILE)
-    # No devices, sockets or pipes are made there, and nothing is moved in or out.
-    _allow(libc, rules, room, rights & ~_EXECUTE & ~_DEVICES_AND_RENAMES)
+    _allow(libc, rules, room, rights & ~_EXECUTE & ~_NOT_IN_ROOM)
     if libc.syscall(_RESTRICT_SELF, rules, 0) != 0:
         raise OSError(ctypes.get_errno(), "landlock_restrict_self")
     os.close(rules)
@@ -124,6 +135,12 @@ def _allow(libc: ctypes.CDLL, rules: int, path: str, rights: int) -> None:
     if libc.syscall(_ADD_RULE, rules, _PATH_BENEATH, struct.pack("=Qi", rights, opened), 0) != 0:
         raise OSError(ctypes.get_errno(), f"landlock_add_rule {path}")
     os.close(opened)
+
+
+def _give_up_powers(libc: ctypes.CDLL) -> None:
+    """What root may do more than others (mounts, clocks, limits): none of it, and no program can be run to get it."""
+    if libc.capset(struct.pack("=Ii", _CAPABILITIES_3, 0), bytes(24)) != 0:
+        raise OSError(ctypes.get_errno(), "capset")
 
 
 def _keep_out_of_calls(libc: ctypes.CDLL) -> None:
@@ -140,6 +157,21 @@ def _keep_out_of_calls(libc: ctypes.CDLL) -> None:
     for numbers in _REFUSED.values():
         if (number := numbers[which]) is not None:
             program += [(_EQUAL, 0, 1, number), (_RETURN, 0, 0, _REFUSE | _EPERM)]
+    for pair, values in _REFUSED_WAYS.values():
+        program += [(_EQUAL, 0, 2 * len(values) + 2, pair[which]), (_LOAD, 0, 0, _FIRST_ARGUMENT_AT + 8)]
+        for value in values:
+            program += [(_EQUAL, 0, 1, value), (_RETURN, 0, 0, _REFUSE | _EPERM)]
+        program += [(_RETURN, 0, 0, _ALLOW)]
+    # To nobody but the other end: a datagram with an address would reach every program that listens on a path.
+    program += [
+        (_EQUAL, 0, 6, _SENDTO[which]),
+        (_LOAD, 0, 0, _FIRST_ARGUMENT_AT + 4 * 8),
+        (_EQUAL, 0, 3, 0),
+        (_LOAD, 0, 0, _FIRST_ARGUMENT_AT + 4 * 8 + 4),
+        (_EQUAL, 0, 1, 0),
+        (_RETURN, 0, 0, _ALLOW),
+        (_RETURN, 0, 0, _REFUSE | _EPERM),
+    ]
     # The C library takes this for an old kernel and falls back to clone, whose flags can be seen from here.
     program += [(_EQUAL, 0, 1, _CLONE3[which]), (_RETURN, 0, 0, _REFUSE | _ENOSYS)]
     program += [
@@ -169,6 +201,7 @@ def _main(folder: str, cpu_seconds: int, memory: int, file_bytes: int, files: in
         raise OSError(ctypes.get_errno(), "no_new_privs")
     _keep_out_of_files(libc, str(Path(folder, "room")))
     _limit(cpu_seconds, memory, file_bytes, files)
+    _give_up_powers(libc)
     _keep_out_of_calls(libc)
     sys.stdout.write(f"{READY}\n")
     sys.stdout.flush()

@@ -1,6 +1,10 @@
 import os
+import socket
+import subprocess
 import sys
+import tempfile
 import time
+from contextlib import closing
 from pathlib import Path
 
 import psutil
@@ -164,3 +168,65 @@ def test_a_sandbox_that_does_not_start_is_unknown_and_no_wrong_answer(monkeypatc
 def test_other_systems_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "darwin")
     assert "network" in str(sandbox_child.missing())
+
+
+def test_no_other_process_is_ended_by_the_signals_of_a_file() -> None:
+    """Linux sends a file's events to whom its owner names, by the signal that he names: SIGKILL too."""
+    with subprocess.Popen(["sleep", "600"]) as victim:
+        try:
+            for code in (
+                f"import fcntl, os; r, w = os.pipe(); fcntl.fcntl(r, 8, {victim.pid})",
+                "import fcntl, os; r, w = os.pipe(); fcntl.fcntl(r, 10, 9)",
+                f"import fcntl, os, struct; r, w = os.pipe()\nfcntl.fcntl(r, 15, struct.pack('ii', 1, {victim.pid}))",
+                (
+                    "import fcntl, socket, struct; a, b = socket.socketpair()\n"
+                    f"fcntl.ioctl(a, 0x8901, struct.pack('i', {victim.pid}))"
+                ),
+            ):
+                assert "not permitted" in refused(code), code
+            assert victim.poll() is None
+        finally:
+            victim.kill()
+    assert run_test("import fcntl, os; r, w = os.pipe(); fcntl.fcntl(r, fcntl.F_SETFL, os.O_NONBLOCK)", "").passed
+
+
+def test_no_program_that_listens_on_this_machine_is_reached(tmp_path: Path) -> None:
+    with closing(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)) as listener:
+        path = tmp_path / "s"
+        listener.bind(str(path))
+        listener.setblocking(False)
+        for way in (f"a.sendto(b'x', {str(path)!r})", f"a.sendmsg([b'x'], [], 0, {str(path)!r})", "a.bind('')"):
+            code = f"import socket; a, b = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM); {way}"
+            assert "not permitted" in refused(code), way
+        with pytest.raises(BlockingIOError):
+            listener.recv(1)
+
+
+def test_code_that_waits_for_its_own_tasks_runs() -> None:
+    """asyncio wakes itself up through a pair of sockets, which reach nobody else."""
+    code = "import asyncio\nasync def two(): return await asyncio.to_thread(lambda: 2)"
+    assert run_test(code, "assert asyncio.run(two()) == 2").passed is True
+
+
+def test_root_has_no_powers_in_it() -> None:
+    """Whoever runs the probe as root, as in a container, lends the code of an answer none of that."""
+    limits = "import ctypes; r = ctypes.CDLL(None, use_errno=True).syscall({'x86_64': 160, 'aarch64': 164}"
+    code = f"import platform; {limits}[platform.machine()], 7, (ctypes.c_ulong * 2)(9000, 9000))"
+    assert run_test(code, "assert r == -1 and ctypes.get_errno() == 1").passed is True
+    assert "not permitted" in refused("import os; os.setgid(7)")
+
+
+def test_a_signal_without_a_name_ends_no_run() -> None:
+    assert refused("import signal; signal.raise_signal(35)") == "ended by signal 35"
+
+
+def test_folders_within_folders_are_not_made_and_nothing_stays() -> None:
+    before = set(Path(tempfile.gettempdir()).glob("kimigguf-code-*"))
+    assert "denied" in refused("import os\nwhile True:\n    os.mkdir('a'); os.chdir('a')")
+    assert refused("import itertools\nfor n in itertools.count(): open(str(n), 'w').close()").startswith("stopped")
+    assert set(Path(tempfile.gettempdir()).glob("kimigguf-code-*")) <= before
+
+
+def test_what_code_says_cannot_command_a_terminal_and_halves_of_characters_are_code_too() -> None:
+    assert "\x1b" not in refused("raise ValueError('\\x1b]0;owned\\x07')")
+    assert run_test("x = '\ud800'", "assert x").passed is True
