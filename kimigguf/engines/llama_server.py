@@ -18,7 +18,7 @@ import psutil
 
 from kimigguf.engines.command import Command
 from kimigguf.engines.diagnose import EngineDiedError, server_error
-from kimigguf.engines.oom import explain, read_kill, read_kills
+from kimigguf.engines.oom import KillWatch
 from kimigguf.engines.pressure import PressureWatch
 from kimigguf.engines.progress import LoadWatch, read_activity
 from kimigguf.engines.supervise import Child, State
@@ -186,7 +186,7 @@ class Server:
         self._child = child
         self._total_bytes = total_bytes
         self._key = key
-        self._kills = read_kills()
+        self._kills = KillWatch()
         self._pressure = PressureWatch(streamed_bytes=streamed_bytes)
         self._pressure_at = 0.0
         self._ready_at: float | None = None
@@ -349,6 +349,7 @@ class Server:
         if now - self._pressure_at < _PRESSURE_EVERY_SECONDS:
             return None
         self._pressure_at = now
+        self._kills.look()
         return self._pressure.look(read_pressure(self.pid), now)
 
     def raise_if_dead(self, doing: str) -> None:
@@ -370,10 +371,7 @@ class Server:
 
     def _failure(self, doing: str) -> EngineDiedError:
         how = self._child.stop(0)
-        killer = None
-        if how.signal_number == signal.SIGKILL:
-            line = read_kill(self.pid, since=self._kills.at)
-            killer = explain(self._kills, read_kills(), line)
+        killer = self._kills.verdict(self.pid) if how.signal_number == signal.SIGKILL else None
         text, path = self._child.log_tail(), str(self._child.log)
         error = server_error(text, how, log_path=path, while_doing=doing, killer=killer)
         error.ready_seconds = 0.0 if self._ready_at is None else time.monotonic() - self._ready_at

@@ -81,6 +81,21 @@ def explain(before: Kills, after: Kills, kernel_line: str | None = None) -> Verd
     return None
 
 
+class KillWatch:
+    """Tells who killed an engine from the counts of a moment before: an older kill of something else is not its own."""
+
+    def __init__(self) -> None:
+        self._before = self._latest = read_kills()
+
+    def look(self) -> None:
+        """Read the counts again, while the engine lives. The reading before is kept: this one may be just too late."""
+        self._before, self._latest = self._latest, read_kills()
+
+    def verdict(self, pid: int) -> Verdict | None:
+        """Who sent the SIGKILL that ended ``pid``; None where nothing tells."""
+        return explain(self._before, read_kills(), read_kill(pid, since=self._before.at))
+
+
 def find_kill(records: Iterable[str], pid: int, *, since: float = 0.0) -> str | None:
     """The kernel's line about its kill of process ``pid``, not before second ``since`` of its clock; None if none."""
     found = None
@@ -102,6 +117,9 @@ def _records() -> Iterator[str]:
         try:
             while True:
                 with suppress(BrokenPipeError):  # records that were overwritten meanwhile
-                    yield os.read(kernel, _RECORD_BYTES).decode(errors="replace")
+                    record = os.read(kernel, _RECORD_BYTES)
+                    if not record:  # containers have /dev/null in its place
+                        return
+                    yield record.decode(errors="replace")
         finally:
             os.close(kernel)

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from kimigguf.engines.oom import Kills, explain, find_kill, parse_kills, read_kill, read_kills
+from kimigguf.engines import oom
+from kimigguf.engines.oom import Kills, KillWatch, explain, find_kill, parse_kills, read_kill, read_kills
 from kimigguf.hardware.host import Host
 from kimigguf.units import GIB
 
@@ -81,6 +82,29 @@ def test_the_kernels_own_line_names_the_process_it_killed() -> None:
     assert verdict is not None
     assert verdict.by_kernel
     assert "anon-rss:68224kB" in verdict.words
+
+
+def test_a_kill_of_something_else_days_ago_is_not_the_engines(monkeypatch: pytest.MonkeyPatch) -> None:
+    counts = [3]
+    monkeypatch.setattr(oom, "read_kills", lambda: Kills(in_group=0, on_machine=counts[0]))
+    monkeypatch.setattr(oom, "read_kill", lambda _pid, since: None)
+    watch = KillWatch()
+    counts[0] = 4  # a browser, while the engine went on
+    watch.look()
+    watch.look()
+    person = watch.verdict(1)
+    assert person is not None
+    assert not person.by_kernel
+    counts[0] = 5
+    watch.look()  # between the engine's end and somebody noticing it
+    kernel = watch.verdict(1)
+    assert kernel is not None
+    assert kernel.by_kernel
+
+
+def test_an_empty_device_in_place_of_the_kernels_log_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(oom, "_KMSG", Path("/dev/null"))
+    assert read_kill(1, since=0.0) is None
 
 
 def test_without_counts_nothing_is_claimed() -> None:
