@@ -30,6 +30,16 @@ def chosen_server(app: App, name: str | None) -> "Entry":
         raise UsageError(error.message, code=error.code, cause=error.cause, hint="kimigguf status") from error
 
 
+def key_of(entry: "Entry") -> str | None:
+    """A key that the server takes; None where it wants none, or its file has gone: what needs one is unknown then."""
+    from kimigguf.engines.keys import read_keys
+
+    try:
+        return read_keys(Path(entry.api_key_file))[0] if entry.api_key_file else None
+    except UsageError:
+        return None
+
+
 def last_log(app: App, name: str | None) -> Path | None:
     """The newest log of a server that has ended: of that name, or of any; None if there is none."""
     from kimigguf.engines.registry import entries

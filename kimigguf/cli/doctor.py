@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from kimigguf.cli.app import App
-from kimigguf.cli.chosen_server import chosen_server, last_log
+from kimigguf.cli.chosen_server import chosen_server, key_of, last_log
 from kimigguf.cli.show import output_options
 from kimigguf.errors import ExitCode, UsageError
 
@@ -79,10 +79,9 @@ def _running(app: App, entry: "Entry", log: str) -> "tuple[Finding, ...]":
     """What a running server's own answers, its process and its machine show."""
     from kimigguf.engines.checkup import examine_running
     from kimigguf.engines.doctor import examine_server, serves_k3
-    from kimigguf.engines.keys import read_keys
     from kimigguf.engines.llama_server import get
 
-    key = read_keys(Path(entry.api_key_file))[0] if entry.api_key_file else None
+    key = key_of(entry)
     answer = get(entry.address, "/props", key=key)
     try:
         props = json.loads(answer[1]) if answer and answer[0] == 200 else {}  # noqa: PLR2004 -- HTTP

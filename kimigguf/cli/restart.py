@@ -1,11 +1,14 @@
 """``kimigguf restart``: the same server once more."""
 
+import shlex
+from pathlib import Path
+
 import click
 
 from kimigguf.cli.app import App
 from kimigguf.cli.chosen_server import chosen_server
 from kimigguf.cli.show import output_options
-from kimigguf.errors import ExitCode
+from kimigguf.errors import ExitCode, UsageError
 
 
 @click.command("restart", short_help="Stop a server and start it as it was.")
@@ -27,6 +30,12 @@ def command(app: App, name: str | None) -> int:
     name = chosen_server(app, name).name
     with restarting(folder, name):
         entry = chosen_server(app, name)  # as it is now that nobody else starts or restarts it
+        if not Path(entry.folder).is_dir():  # while it still serves
+            raise UsageError(
+                f"{name} was started in {entry.folder}, which is no longer there",
+                code="folder-gone",
+                hint=shlex.join(["mkdir", "-p", entry.folder]),
+            )
         app.show.note(f"stopping {name}")
         stop(entry)
         entries(folder)  # clears what is left of its registration

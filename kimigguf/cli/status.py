@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kimigguf.cli.app import App
-from kimigguf.cli.chosen_server import chosen_server
+from kimigguf.cli.chosen_server import chosen_server, key_of
 from kimigguf.cli.show import output_options
 from kimigguf.errors import ExitCode
 
@@ -43,17 +43,9 @@ def command(app: App, name: str | None) -> int:
 
 
 def _record(app: App, entry: "Entry") -> dict[str, Any]:
-    from pathlib import Path
-
-    from kimigguf.engines.keys import read_keys
     from kimigguf.engines.observe import observe
     from kimigguf.engines.registry import life_of
-    from kimigguf.errors import UsageError
 
-    try:
-        key = read_keys(Path(entry.api_key_file))[0] if entry.api_key_file else None
-    except UsageError:  # the file has gone since: what needs the key stays unknown
-        key = None
     return {
         "name": entry.name,
         "state": str(life_of(entry)),
@@ -65,7 +57,7 @@ def _record(app: App, entry: "Entry") -> dict[str, Any]:
         "started_at": entry.started_at,
         "uptime_seconds": round(max(0.0, time.time() - entry.engine.started)),
         "log": entry.log,
-        **observe(entry, key, app.environ),
+        **observe(entry, key_of(entry), app.environ),
     }
 
 
@@ -93,8 +85,10 @@ def _lines(record: dict[str, Any]) -> Iterator[str]:
     yield f"{record['name']}: {record['state']}, {record['url']}, up {duration(record['uptime_seconds'])}"
     yield f"  model      {record['model']}" + (f" ({record['quant']})" if record["quant"] else "")
     host = record["host_memory"]
-    planned = record["planned_bytes"] if host["planned_bytes"] is None else host["planned_bytes"]
-    yield f"  memory     {memory(planned)} planned in RAM, {memory(record['resident_bytes'])} resident now"
+    planned = f"{memory(host['planned_bytes'])} planned in RAM"
+    if host["planned_bytes"] is None:
+        planned = f"{memory(record['planned_bytes'])} planned in all"  # the plan is gone: what is where is not known
+    yield f"  memory     {planned}, {memory(record['resident_bytes'])} resident now"
     yield from (f"             {line}" for line in _host_lines(host))
     for device in record["devices"]:
         used = f"{memory(device['used_bytes'])} of {memory(device['total_bytes'])} in use"

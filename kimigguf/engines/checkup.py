@@ -18,6 +18,7 @@ from kimigguf.engines.registry import Entry, Life, life_of
 from kimigguf.engines.selftest import ONE_TOKEN, Post, Refused, check_numbers, poster
 from kimigguf.hardware.host import Host
 from kimigguf.hardware.linux import read_numa
+from kimigguf.units import memory
 
 _THOUGHT, _ARGUMENT, _RESULT = "thought-7f3a", "argument-7f3a", "result-7f3a"
 """Words that stand in no template."""
@@ -53,6 +54,8 @@ TURNS: Final[Mapping[str, Any]] = {
 }
 """A turn with its thinking, then one with a tool call and its result: what a client sends back. The thinking is of the
 earlier turn, as templates that drop it still keep that of a turn that goes on."""
+_OF_THE_TEMPLATE: Final = {400, 500}
+"""How llama-server answers where a template raises, by version."""
 _SECONDS: Final = 60.0
 """For one token; a server that takes longer is busy, and says nothing about what ails it."""
 _MOST_GROWTH: Final = 0.05
@@ -64,7 +67,7 @@ def examine_running(entry: Entry, key: str | None, environ: Mapping[str, str], *
     """What ails a registered server now, besides what its log and its ``/props`` show."""
     life = life_of(entry)
     seen = observe(entry, key, environ)
-    found = [*examine_life(life), *examine_memory(seen)]
+    found = [*examine_life(life, entry.name), *examine_memory(seen, entry.name)]
     with suppress(psutil.Error):
         argv = tuple(psutil.Process(entry.engine.pid).cmdline())
         found += [*examine_limit(argv), *_examine_numa(argv)]
@@ -76,7 +79,7 @@ def examine_running(entry: Entry, key: str | None, environ: Mapping[str, str], *
     return tuple(found)
 
 
-def examine_life(life: Life) -> Iterator[Finding]:
+def examine_life(life: Life, name: str) -> Iterator[Finding]:
     """A server that hangs, or that nobody watches any more."""
     if life is Life.SILENT:
         yield Finding(
@@ -84,7 +87,7 @@ def examine_life(life: Life) -> Iterator[Finding]:
             severity=Severity.FATAL,
             message="the engine lives and does not answer: it hangs, or does not listen yet",
             evidence="no answer to GET /health within 2 s; a busy server answers that at once",
-            hint="look at what it says: kimigguf logs; if it stays silent: kimigguf restart",
+            hint=f"see what it says: kimigguf logs --name {name}; if it stays silent: kimigguf restart --name {name}",
         )
     if life is Life.ORPHANED:
         yield Finding(
@@ -92,11 +95,11 @@ def examine_life(life: Life) -> Iterator[Finding]:
             severity=Severity.WORSE,
             message="the engine lives and its supervisor does not: nobody would notice its end",
             evidence="the supervisor's process has ended",
-            hint="kimigguf restart",
+            hint=f"kimigguf restart --name {name}",
         )
 
 
-def examine_memory(seen: Mapping[str, Any]) -> Iterator[Finding]:
+def examine_memory(seen: Mapping[str, Any], name: str) -> Iterator[Finding]:
     """Memory that runs short around it, and growth that neither checkpoints nor the prompt cache explain."""
     pressure = seen["memory_pressure"]
     if pressure["state"] == State.FAILED:
@@ -107,15 +110,17 @@ def examine_memory(seen: Mapping[str, Any]) -> Iterator[Finding]:
             evidence=pressure["evidence"],
             hint=pressure["hint"],
         )
-    unexplained = seen["host_memory"]["growth"]["unexplained_bytes"]
-    allowed = max(_SETTLING_BYTES, int(_MOST_GROWTH * (seen["planned_bytes"] or 0)))
-    if unexplained is not None and unexplained > allowed:
+    host = seen["host_memory"]
+    unexplained = host["growth"]["unexplained_bytes"]
+    # Mapped weights cannot leak: what counts is the process's own memory.
+    own = (host["anonymous_bytes"] or 0) + (host["swapped_bytes"] or 0) - (host["growth"]["total_bytes"] or 0)
+    if unexplained is not None and unexplained > max(_SETTLING_BYTES, _MOST_GROWTH * own):
         yield Finding(
             code="unexplained-growth",
             severity=Severity.WORSE,
             message="its memory has grown by more than its checkpoints and its prompt cache hold",
-            evidence=f"{unexplained / (1 << 30):.1f} GiB since it was ready",
-            hint="watch it: kimigguf status; a restart gives it back: kimigguf restart",
+            evidence=f"{memory(unexplained)} since it was ready, when it had {memory(own)} of its own",
+            hint=f"watch it: kimigguf status --name {name}; a restart gives it back: kimigguf restart --name {name}",
         )
 
 
@@ -179,6 +184,8 @@ def examine_turns(post: Post) -> Iterator[Finding]:
     try:
         prompt = post("/apply-template", TURNS).get("prompt")
     except Refused as refused:
+        if refused.status not in _OF_THE_TEMPLATE:  # no such address, a key that is not known here, no answer in time
+            return
         yield Finding(
             code="turns-refused",
             severity=Severity.FAILING,

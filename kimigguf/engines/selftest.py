@@ -55,7 +55,11 @@ Post = Callable[[str, Mapping[str, Any]], dict[str, Any]]
 
 
 class Refused(Exception):  # noqa: N818 -- caught in this module, where the name reads well
-    """The server answered with an error, or no longer."""
+    """The server answered with an error, whose HTTP status is ``status``, or no longer."""
+
+    def __init__(self, text: str, status: int | None = None) -> None:
+        super().__init__(text)
+        self.status = status
 
 
 def poster(url: str, key: str | None, tls: ssl.SSLContext | None = None, *, seconds: float = _SECONDS) -> Post:
@@ -71,7 +75,8 @@ def poster(url: str, key: str | None, tls: ssl.SSLContext | None = None, *, seco
                 result: dict[str, Any] = json.load(answer)
         except urllib.error.HTTPError as error:
             with error:
-                raise Refused(f"HTTP {error.code}: {error.read(500).decode(errors='replace')}") from error
+                said = error.read(500).decode(errors="replace")
+                raise Refused(f"HTTP {error.code}: {said}", error.code) from error
         except (OSError, ValueError) as error:
             raise Refused(str(error)) from error
         return result

@@ -30,11 +30,12 @@ def generations(log: str) -> tuple[Generation, ...]:
 
 def slow_start(found: tuple[Generation, ...]) -> str | None:
     """How much slower the first request was than the later ones, in words; None if it was not, or nobody can tell."""
-    first, later = found[:1], [one.seconds / one.tokens for one in found[1:] if one.tokens > 1]
-    if not first or first[0].tokens < 2 or len(later) < _FEW:  # noqa: PLR2004 -- the time of one alone is the prompt's
+    # The time of one token alone is the prompt's; the self-test begins with such a request.
+    several = [one for one in found if one.tokens > 1]
+    if len(several) <= _FEW:
         return None
-    each, usual = first[0].seconds / first[0].tokens, median(later)
-    if first[0].seconds < _SLOW_SECONDS or each < _TIMES_SLOWER * usual:
+    each, usual = several[0].seconds / several[0].tokens, median(one.seconds / one.tokens for one in several[1:])
+    if several[0].seconds < _SLOW_SECONDS or each < _TIMES_SLOWER * usual:
         return None
     return f"{each:.2f} s a token at first, {usual:.2f} s later"
 

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -115,6 +116,32 @@ def test_a_server_that_somebody_else_is_restarting_is_left_alone(
             engine.kill()
 
 
+def test_a_server_whose_folder_is_gone_is_not_stopped_for_a_restart_that_must_fail(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, logs: Path
+) -> None:
+    gone = tmp_path / "a folder"
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as engine:
+        try:
+            entry = replace(entry_of(engine.pid, "kept", logs / "none"), folder=str(gone))
+            with entered(tmp_path / "kimigguf" / "servers", entry):
+                assert call(tmp_path, "restart", "--json") == 2
+            error = json.loads(capsys.readouterr().err.splitlines()[-1])
+            assert (error["code"], error["hint"]) == ("folder-gone", f"mkdir -p '{gone}'")
+            assert engine.poll() is None
+        finally:
+            engine.kill()
+
+
+def test_a_server_whose_key_file_is_gone_is_still_looked_at(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, logs: Path
+) -> None:
+    log = write(logs / "serve-1-a.log", "quiet\n", age_seconds=0)
+    entry = replace(entry_of(os.getpid(), "locked", log), api_key_file=str(tmp_path / "gone"))
+    with entered(tmp_path / "kimigguf" / "servers", entry):
+        assert call(tmp_path, "doctor", "--json") == 1
+    assert "hung" in {finding["code"] for finding in json.loads(capsys.readouterr().out)["findings"]}
+
+
 def test_where_nothing_runs_status_names_what_works_on_any_machine(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -133,6 +160,7 @@ def test_a_living_server_that_tells_nothing_is_shown_with_what_is_unknown(
         out = capsys.readouterr().out
         assert "mute: silent" in out
         assert "unknown begun, unknown finished" in out
+        assert "planned in all" in out  # its plan is gone, and what of it is RAM with it
         assert call(tmp_path, "status", "--json") == 1
     (server,) = json.loads(capsys.readouterr().out)["servers"]
     assert server["requests"] is None

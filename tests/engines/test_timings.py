@@ -31,6 +31,8 @@ def test_generated_tokens_are_told_from_the_prompts() -> None:
         ([(5.1, 20), (4.0, 20), (4.0, 20), (5.0, 20)], False),
         ([(60.0, 20), (4.0, 20)], False),  # too few to say what is usual
         ([(60.0, 1), (0.2, 20), (0.2, 20), (0.2, 20)], False),  # one token: that is the prompt's time
+        ([(60.0, 1), (0.2, 20), (0.2, 20), (0.2, 20), (0.2, 20)], False),
+        ([(9.0, 1), (60.0, 20), (4.0, 20), (4.0, 20), (5.0, 20)], True),  # kimigguf's self-test begins with one token
         ([(0.5, 20), (0.05, 20), (0.05, 20), (0.05, 20)], False),  # nobody has waited for that
         ([(4.0, 20), (4.0, 20), (4.0, 20), (60.0, 20)], False),  # the last one, not the first
         ([], False),
