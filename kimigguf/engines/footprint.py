@@ -138,6 +138,7 @@ def parse_held(log: bytes, *, whole: bool = True) -> Held:
     cache = round(float(states[-1]) * MIB) if states else None
     if cache is None and whole and _CACHE_ON.search(log):
         cache = 0
+    tells = _LAUNCHED in log or _CACHE_ON.search(log)
     slots = _slots(log)
     checkpoints = round(sum(slots.values()) * MIB) if slots else None
     if checkpoints is None and whole and _CHECKPOINTS_ON.search(log):
@@ -145,8 +146,8 @@ def parse_held(log: bytes, *, whole: bool = True) -> Held:
     return Held(
         checkpoint_bytes=checkpoints,
         prompt_cache_bytes=cache,
-        requests=log.count(_LAUNCHED) if whole else None,
-        finished=log.count(_RELEASED) if whole else None,
+        requests=log.count(_LAUNCHED) if whole and tells else None,
+        finished=log.count(_RELEASED) if whole and tells else None,
     )
 
 

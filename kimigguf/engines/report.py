@@ -168,11 +168,7 @@ def compare(ledger: Ledger, report: Mapping[str, Columns], engine_names: Sequenc
                     compute_bytes=ledger.total_bytes(device, column=Column.COMPUTE),
                 ),
                 engine=report[name],
-                unknown=tuple(
-                    column
-                    for column in _COLUMNS
-                    if any(r.device == device and r.column is column for r in ledger.unknown)
-                ),
+                unknown=_unknown(ledger, device),
             )
             for device, name in pairs
         )
