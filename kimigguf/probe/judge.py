@@ -10,7 +10,8 @@ import os
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -190,8 +191,11 @@ def ask_judge(
         pair = (job.reference, job.challenger) if job.reference_first else (job.challenger, job.reference)
         return job, asker.ask(endpoint, question(job.item, *pair), JUDGE_TOKENS)
 
-    with _stream(folder, endpoint) as stream, ThreadPoolExecutor(parallel) as workers:
-        for job, outcome in workers.map(ask, left):
+    workers = ThreadPoolExecutor(parallel)
+    with _stream(folder, endpoint) as stream, _ended(workers):
+        # As they come: one slow opinion must not keep those that are paid for from being written down.
+        for future in as_completed([workers.submit(ask, job) for job in left]):
+            job, outcome = future.result()
             if isinstance(outcome, Fault):
                 if outcome.kind is FaultKind.KEY:
                     raise stopped(endpoint.role, endpoint.url, outcome)
@@ -209,7 +213,16 @@ def ask_judge(
             )
             _write(stream, asdict(opinion))
             done[opinion.key] = opinion
-    return tuple(done.values())
+    return tuple(done[key] for key in sorted(done))
+
+
+@contextmanager
+def _ended(workers: ThreadPoolExecutor) -> Iterator[None]:
+    """Whatever ends the asking, nothing more is asked, and so nothing more is paid."""
+    try:
+        yield
+    finally:
+        workers.shutdown(cancel_futures=True)
 
 
 def _stored(folder: Path | None, endpoint: Endpoint) -> list[Opinion]:

@@ -5,7 +5,7 @@ import os
 import queue
 import threading
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -80,7 +80,7 @@ def run(
     enough = min(_FAILURES_AT_FIRST, len(suite.items) * repeats)
     sides = {Arm.CANDIDATE: candidate, Arm.REFERENCE: reference, Arm.REFERENCE_AGAIN: reference}
     for index, call in enumerate(
-        _answers(left, sides, parallel=parallel, max_tokens=max_tokens or suite.max_tokens), 1
+        _answers(left, sides, parallel=parallel, max_tokens=max_tokens or suite.max_tokens, keep=store.add), 1
     ):
         outcome = call.outcome
         if isinstance(outcome, Fault):
@@ -92,7 +92,6 @@ def run(
             hopeless = failed[call.arm] >= enough and outcome.kind is not FaultKind.BUDGET
             if hopeless and not _answered(call.arm, done.values()):
                 raise _no_replies(call.arm, side, outcome, failed[call.arm])
-        store.add(call)
         done[call.arm, call.item, call.repeat] = call
         if index % max(1, len(left) // _LINES_PER_RUN) == 0 or index == len(left):
             listen(Step(text=f"{index} of {len(left)} calls"))
@@ -123,9 +122,14 @@ def tested(item: Item, outcome: Outcome) -> Outcome:
 
 
 def _answers(
-    left: Sequence[Job], sides: Mapping[Arm, Side], *, parallel: int, max_tokens: int | None
+    left: Sequence[Job],
+    sides: Mapping[Arm, Side],
+    *,
+    parallel: int,
+    max_tokens: int | None,
+    keep: Callable[[Call], None],
 ) -> Iterator[Call]:
-    """The calls, as they come in.
+    """The calls, as they come in, each kept by the worker that made it: what is paid for is not lost with the rest.
 
     The workers are daemon threads: a Ctrl-C must not wait for an answer that may take another ten minutes.
     """
@@ -145,7 +149,9 @@ def _answers(
             try:
                 outcome = side.asker.ask(side.endpoint, job.item, job.item.max_tokens or max_tokens)
                 outcome = tested(job.item, outcome)
-                finished.put(Call(arm=arm, item=job.item.id, repeat=job.repeat, outcome=outcome))
+                call = Call(arm=arm, item=job.item.id, repeat=job.repeat, outcome=outcome)
+                keep(call)
+                finished.put(call)
             except BaseException as error:  # noqa: BLE001 -- a bug in a thread must show in the main one
                 finished.put(error)
                 return
@@ -197,6 +203,7 @@ class Store:
     def __init__(self, calls: Iterable[Call] = (), stream: IO[str] | None = None) -> None:
         self.calls = tuple(calls)
         self._stream = stream
+        self._writing = threading.Lock()
 
     def take_over(self, calls: Iterable[Call]) -> None:
         """Count calls of another run as made, except where this one has its own."""
@@ -207,13 +214,17 @@ class Store:
                 self.calls = (*self.calls, call)
 
     def add(self, call: Call) -> None:
-        """Write a call down before anything is made of it; a fault is not kept, for the next run asks again."""
+        """Write a call down before anything is made of it; a fault is not kept, for the next run asks again.
+
+        Safe to use from several threads.
+        """
         if self._stream is None or isinstance(call.outcome, Fault):
             return
         try:
-            self._stream.write(json.dumps(asdict(call), ensure_ascii=False) + "\n")
-            self._stream.flush()
-            os.fsync(self._stream.fileno())
+            with self._writing:
+                self._stream.write(json.dumps(asdict(call), ensure_ascii=False) + "\n")
+                self._stream.flush()
+                os.fsync(self._stream.fileno())
         except OSError as error:
             raise MachineError(
                 "the call cannot be written down", code="cannot-write", cause=error.strerror, hint="df -h ."

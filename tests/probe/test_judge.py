@@ -1,5 +1,6 @@
 import json
 import re
+import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
@@ -146,9 +147,28 @@ def test_a_judge_that_fails_costs_opinions_and_not_the_candidate() -> None:
 
 
 def test_a_judge_that_refuses_the_key_ends_it() -> None:
-    with asked(lambda _body, _n: Refuse(status=401)) as (_, asker, where), pytest.raises(NetworkError) as error:
-        run(asker, replace(where, model="k3"))
+    with asked(lambda _body, _n: Refuse(status=401)) as (endpoint, asker, where):
+        with pytest.raises(NetworkError) as error:
+            run(asker, replace(where, model="k3"))
+        assert len(endpoint.bodies) < 24  # what was still to be asked is not asked
     assert "KIMIGGUF_JUDGE_API_KEY" in (error.value.hint or "")
+
+
+def test_opinions_that_are_paid_for_do_not_wait_for_a_slow_one_to_be_written_down(tmp_path: Path) -> None:
+    record = tmp_path / "judged.jsonl"
+    written: list[int] = []
+
+    def answer(body: dict[str, Any], number: int) -> Say:
+        if number == 0:
+            until = time.monotonic() + 10
+            while time.monotonic() < until and not (record.exists() and len(record.read_text().splitlines()) > 10):
+                time.sleep(0.01)
+            written.append(len(record.read_text().splitlines()))
+        return fair(body, number)
+
+    with asked(answer) as (_, asker, where):
+        run(asker, where, tmp_path)
+    assert written[0] > 10
 
 
 def test_what_a_judge_thinks_is_counted_with_nothing_else_and_says_so() -> None:

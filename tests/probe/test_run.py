@@ -1,4 +1,5 @@
 import json
+import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -63,6 +64,27 @@ def test_a_run_that_was_stopped_goes_on_and_asks_nothing_twice(tmp_path: Path) -
     assert [(call.arm, call.item) for call in again] == [(call.arm, call.item) for call in first]
     assert len(record.read_text().splitlines()) == 18
     assert all(json.loads(line) for line in record.read_text().splitlines())
+
+
+def test_what_was_answered_is_written_down_however_the_run_ends(tmp_path: Path) -> None:
+    """Each worker writes its own calls: what is paid for does not wait for the main thread, which may be gone."""
+    record = tmp_path / "out" / "calls.jsonl"
+
+    def interrupted(_event: Event) -> None:
+        until = time.monotonic() + 10
+        while time.monotonic() < until and len(record.read_text().splitlines()) < 10:
+            time.sleep(0.01)
+        raise KeyboardInterrupt
+
+    with (
+        serve(sums) as candidate,
+        serve(sums) as reference,
+        sides(candidate, reference) as (left, right),
+        pytest.raises(KeyboardInterrupt),
+        open_store(tmp_path / "out", SETTINGS) as store,
+    ):
+        run(SUITE, left, right, repeats=1, parallel=1, max_tokens=None, store=store, listen=interrupted)
+    assert len(record.read_text().splitlines()) >= 10
 
 
 def test_a_fault_is_not_kept_so_that_the_next_run_asks_again(tmp_path: Path) -> None:
