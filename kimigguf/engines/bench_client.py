@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from http import HTTPStatus
 from types import TracebackType
 from typing import Any, Final, Self
 from urllib.parse import urlsplit
@@ -16,14 +17,14 @@ from urllib.parse import urlsplit
 import httpx
 
 from kimigguf.engines.command import is_loopback
-from kimigguf.engines.endpoint import base_url
+from kimigguf.engines.endpoint import base_url, broke_off, in_words, refusal
+from kimigguf.engines.printable import printable
 from kimigguf.engines.turn import Turn, end, take
-from kimigguf.errors import KimiggufError, NetworkError, ServerError, UsageError
+from kimigguf.errors import KimiggufError, NetworkError, UsageError
 
 _CONNECT_SECONDS: Final = 10.0
 _LOOK_SECONDS: Final = 30.0
 """Of a question about the server itself: it answers between two batches, and those of a large model take seconds."""
-_SAID_CHARACTERS: Final = 300
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,11 +111,11 @@ class BenchClient:
                     raise self._refused(response)
                 for piece in _events(response.iter_bytes()):
                     if piece.get("error"):
-                        raise self._broke_off(str(piece["error"]))
+                        raise broke_off(self.root, in_words(piece["error"]) or "it sent an error without words")
                     turn, _ = take(turn, _as_chat(piece), seconds=time.perf_counter() - began)
                     tokens += _tokens(piece)
         if not turn.is_complete:
-            raise self._broke_off("the connection was closed before the end of the answer")
+            raise broke_off(self.root, "the connection was closed before the end of the answer")
         return Answer(turn=end(turn)[0], tokens=tuple(tokens))
 
     @contextmanager
@@ -131,35 +132,17 @@ class BenchClient:
         except httpx.TimeoutException as error:
             raise NetworkError(f"{self.root} does not answer", code="server-unreachable", cause=str(error)) from error
         except (httpx.HTTPError, httpx.InvalidURL) as error:
-            raise self._broke_off(str(error) or type(error).__name__) from error
-
-    def _broke_off(self, cause: str) -> ServerError:
-        return ServerError(
-            f"the answer from {self.root} broke off",
-            code="answer-broke-off",
-            cause=cause,
-            hint="the server's log says why: kimigguf logs, kimigguf doctor",
-        )
+            raise broke_off(self.root, printable(str(error)) or type(error).__name__) from error
 
     def _refused(self, response: httpx.Response) -> KimiggufError:
         body = _json(response.text)
-        error = body.get("error") if isinstance(body, dict) else None
-        said = error.get("message") if isinstance(error, dict) else error
-        cause = str(said)[:_SAID_CHARACTERS] if said else None
-        match response.status_code:
-            case 401 | 403:
-                hint = "name the file that holds the API key with --api-key-file"
-                return NetworkError(f"{self.root} wants an API key", code="bad-key", cause=cause, hint=hint)
-            case 503:
-                hint = "kimigguf status says when it is ready"
-                return ServerError(f"{self.root} is still loading", code="still-loading", cause=cause, hint=hint)
-            case 400 if "context" in str(said).lower():
-                hint = "ask for a smaller one with --depths"
-                return UsageError(
-                    f"{self.root} refuses this depth", code="depth-beyond-context", cause=cause, hint=hint
-                )
-            case status:
-                return NetworkError(f"{self.root} answered with HTTP {status}", code="http-error", cause=cause)
+        error = body.get("error", body) if isinstance(body, dict) else response.text
+        said = in_words(error) or ""
+        if response.status_code == HTTPStatus.BAD_REQUEST and "context" in said.lower():
+            hint = "ask for a smaller one with --depths"
+            return UsageError(f"{self.root} refuses this depth", code="depth-beyond-context", cause=said, hint=hint)
+        wait = response.headers.get("retry-after")
+        return refusal(self._api, response.status_code, error, retry_after=wait)
 
 
 def _events(pieces: Iterable[bytes]) -> Iterator[Mapping[str, Any]]:

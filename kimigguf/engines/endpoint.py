@@ -24,16 +24,23 @@ _SAID_CHARACTERS: Final = 300
 """What is longer is a page or a dump, and no reason."""
 
 
-def base_url(url: str) -> str:
-    """The API's base address for what a user typed: with a scheme, ending in /v1; ``:8080`` is this machine.
+def base_url(
+    url: str,
+    *,
+    hint: str = "kimigguf chat --url http://127.0.0.1:8080",
+    key_hint: str = "give the bare address, and the file that holds the key with --api-key-file",
+) -> str:
+    """The API's base address for what a user typed: with a scheme, ending in /v1 or the path that was given.
+
+    ``:8080`` is this machine. ``hint`` shows what would be an address, ``key_hint`` where a key belongs.
 
     Raises:
-        UsageError: ``bad-url``, also for a bare word: it names no port, and is no domain that anybody could mean.
+        UsageError: ``bad-url``, also for a bare word: it names no port, and is no domain that anybody could mean; and
+            for an address with a key in it, for addresses end up in logs.
     """
     text = url if "://" in url else f"http://{'127.0.0.1' if url.startswith(':') else ''}{url}"
-    problem = UsageError(
-        f"{url!r} is no address of a server", code="bad-url", hint="kimigguf chat --url http://127.0.0.1:8080"
-    )
+    shown = url.rpartition("@")[2]  # what stands before it is a name and a password
+    problem = UsageError(f"{shown!r} is no address of a server", code="bad-url", hint=hint)
     try:
         parts = urlsplit(text)
         host, port = parts.hostname or "", parts.port
@@ -43,6 +50,8 @@ def base_url(url: str) -> str:
     sound = parts.scheme in {"http", "https"} and re.fullmatch(r"[\w.:%-]+", host)
     if not sound or not ("://" in url or port is not None or host == "localhost" or "." in host or ":" in host):
         raise problem
+    if "@" in parts.netloc or parts.query:
+        raise UsageError("the address of the server carries a key or a query", code="bad-url", hint=key_hint)
     path = parts.path.rstrip("/")
     return f"{parts.scheme}://{parts.netloc}{path or '/v1'}"
 
@@ -83,7 +92,8 @@ def mapped(url: str) -> Iterator[None]:
             f"there is no server at {url}", code="server-unreachable", cause=cause, hint=_start_hint(url)
         ) from error
     except openai.APIStatusError as error:
-        raise _of_status(error, url) from error
+        wait = error.response.headers.get("retry-after")
+        raise refusal(url, error.status_code, error.body, retry_after=wait) from error
     except openai.APIError as error:
         raise broke_off(url, printable(error.message)) from error
 
@@ -126,15 +136,15 @@ def _look_hint(url: str) -> str:
     return shlex.join(["curl", f"{url.rstrip('/')}/models"])
 
 
-def _in_words(error: Any) -> str | None:  # noqa: ANN401 -- openai's type, imported only when it is raised
-    """What the server said of a failure; None where it said nothing that a person could read."""
-    body = error.body
+def in_words(body: object) -> str | None:
+    """What the server said of a failure, from its error; None where it said nothing that a person could read."""
     if isinstance(body, dict):
         found = next((body[key] for key in ("message", "detail", "error") if isinstance(body.get(key), str)), None)
         return printable(found.strip()) or None if found else None
     # A page for a browser explains nothing here.
-    fits = isinstance(body, str) and "<" not in body and len(body) <= _SAID_CHARACTERS
-    return printable(body.strip()) or None if fits else None
+    if not isinstance(body, str) or "<" in body or len(body) > _SAID_CHARACTERS:
+        return None
+    return printable(body.strip()) or None
 
 
 def _phrase(status: int) -> str:
@@ -146,14 +156,15 @@ def _phrase(status: int) -> str:
         return "it gives no reason, and this number means nothing in HTTP"
 
 
-def _of_status(error: Any, url: str) -> KimiggufError:  # noqa: ANN401 -- openai's type, imported only when it is raised
-    body = error.body if isinstance(error.body, dict) else {}
-    said = _in_words(error)
-    text = said or _phrase(error.status_code)
-    match error.status_code:
+def refusal(url: str, status: int, error: object, *, retry_after: str | None = None) -> KimiggufError:
+    """What an answer of ``status`` means; ``error`` is what its JSON holds under that name, else all of it."""
+    body = error if isinstance(error, dict) else {}
+    said = in_words(error)
+    text = said or _phrase(status)
+    match status:
         case 401 | 403:
             return NetworkError(
-                f"{url} wants an API key" if error.status_code == 401 else f"{url} refuses this API key",  # noqa: PLR2004 -- HTTP
+                f"{url} wants an API key" if status == 401 else f"{url} refuses this API key",  # noqa: PLR2004 -- HTTP
                 code="bad-key",
                 cause=text,
                 hint="name the file that holds it with --api-key-file",
@@ -167,12 +178,13 @@ def _of_status(error: Any, url: str) -> KimiggufError:  # noqa: ANN401 -- openai
                 hint="start a new one with /new, or serve with a larger --context",
             )
         case 429:
-            wait = error.response.headers.get("retry-after")
             return NetworkError(
                 f"{url} takes no more requests for now",
                 code="rate-limited",
                 cause=text,
-                hint=f"ask again in {printable(wait)} seconds" if wait and wait.isdigit() else "ask again in a while",
+                hint=f"ask again in {retry_after} seconds"
+                if retry_after and retry_after.isdecimal()
+                else "ask again in a while",
             )
         case 503:
             return ServerError(

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 import httpx2
 import openai
 
-from kimigguf.engines.endpoint import limits
+from kimigguf.engines.endpoint import base_url, limits
 from kimigguf.engines.printable import printable, sendable
 from kimigguf.engines.registry import certificate_at
 from kimigguf.engines.session import servers_folder
@@ -55,38 +55,11 @@ class Settings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
-    """One side: its address ending in ``/v1`` and the model's name there."""
+    """One side: the address of its API and the model's name there."""
 
     role: str
     url: str
     model: str
-
-
-def base_url(text: str, role: str) -> str:
-    """The address to call, from what a user gave: with or without ``http://`` and ``/v1``; ``:8080`` is this machine.
-
-    Raises:
-        UsageError: ``bad-url``; a key in the address is refused too, for addresses end up in logs.
-    """
-    url = text if "://" in text else f"http://{'127.0.0.1' if text.startswith(':') else ''}{text}"
-    try:
-        parts = urlsplit(url)
-        port = parts.port
-    except ValueError as error:
-        raise UsageError(f"{text!r} is no address for the {role}", code="bad-url", cause=str(error)) from error
-    if parts.scheme not in {"http", "https"} or not parts.hostname:
-        raise UsageError(
-            f"{text!r} is no address for the {role}", code="bad-url", hint=f"--{role} http://127.0.0.1:8080"
-        )
-    if parts.username or parts.password or parts.query:
-        raise UsageError(
-            f"the address of the {role} carries a key",
-            code="bad-url",
-            hint=f"export {KEY_VARIABLES[role]}=... and give the bare address",
-        )
-    host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
-    path = parts.path.rstrip("/")
-    return f"{parts.scheme}://{host}" + (f":{port}" if port else "") + (path if path.endswith("/v1") else f"{path}/v1")
 
 
 def _trust(url: str, environ: Mapping[str, str]) -> ssl.SSLContext | bool:
@@ -114,7 +87,11 @@ class Asker:
         """``key_variable`` holds the key where the role's own variable does not; ``purse`` pays for every request."""
         self.role = role
         self.purse = purse
-        self.url = base_url(url, role)
+        self.url = base_url(
+            url,
+            hint=f"--{role} http://127.0.0.1:8080",
+            key_hint=f"export {KEY_VARIABLES[role]}=... and give the bare address",
+        )
         self._settings = settings
         self._sleep = sleep
         self._usage_in_stream = True

@@ -20,7 +20,6 @@ from kimigguf.cli.show import Show
 from kimigguf.engines.endpoint import base_url, mapped
 from kimigguf.engines.registry import Entry, ProcessId, entered
 from kimigguf.errors import NetworkError, UsageError
-from kimigguf.probe.client import base_url as probe_url
 
 CALL = [
     {"tool_calls": [{"index": 0, "id": "c1", "type": "function", "function": {"name": "look", "arguments": ""}}]},
@@ -310,13 +309,6 @@ def test_this_machine_is_a_port_after_a_colon() -> None:
 
 
 @pytest.mark.parametrize(
-    "typed", [":8302", "127.0.0.1:8302", "localhost:8302", "http://h.example", "https://h.example/v1/"]
-)
-def test_chat_and_quality_probe_take_an_address_alike(typed: str) -> None:
-    assert base_url(typed) == probe_url(typed, "candidate")
-
-
-@pytest.mark.parametrize(
     ("body", "cause"),
     [
         (b"", "no OpenAI-compatible API"),
@@ -414,13 +406,28 @@ def test_somebody_elses_key_is_not_sent_around() -> None:
         ("http://host/v1/", "http://host/v1"),
         ("https://api.example/api/v2", "https://api.example/api/v2"),
         ("http://[::1]:8080", "http://[::1]:8080/v1"),
+        (":8302", "http://127.0.0.1:8302/v1"),
+        ("localhost:8302", "http://localhost:8302/v1"),
     ],
 )
 def test_an_address_is_taken_as_people_write_it(typed: str, used: str) -> None:
     assert base_url(typed) == used
 
 
-@pytest.mark.parametrize("typed", ["", "ftp://host", "http://"])
+@pytest.mark.parametrize(
+    "typed",
+    [
+        "",
+        "ftp://host",
+        "http://",
+        "http://x:port",
+        "http://sk-key@host",
+        "http://h/v1?key=sk-1",
+        "http://sk-key@h:port",
+    ],
+)
 def test_an_address_that_is_none_is_refused(typed: str) -> None:
-    with pytest.raises(UsageError):
+    with pytest.raises(UsageError) as error:
         base_url(typed)
+    assert error.value.code == "bad-url"
+    assert "sk-" not in error.value.message  # messages end up in logs, as addresses do
