@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -74,12 +75,17 @@ def start_detached(
 
     Raises:
         KimiggufError: What the other process failed with, as it said it.
+        MachineError: ``state-unwritable``.
         KeyboardInterrupt: The wait was interrupted; the other process has been ended.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     out, err = folder / f"{name}.out", folder / f"{name}.err"
     argv = [sys.executable, "-m", "kimigguf", "serve", "--json", *arguments]
-    with _private(out) as stdout, _private(err) as stderr:
+    with ExitStack() as files:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            stdout, stderr = files.enter_context(_private(out)), files.enter_context(_private(err))
+        except OSError as error:
+            raise MachineError(f"cannot write to {folder}", code="state-unwritable", cause=error.strerror) from error
         process = subprocess.Popen(
             argv,
             env=dict(environ),

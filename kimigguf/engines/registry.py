@@ -130,20 +130,27 @@ def entries(folder: Path) -> tuple[Entry, ...]:
         entry = _read(path)
         if entry is not None and entry.engine.process() is not None:
             found.append(entry)
-        elif _is_over(entry):
+        elif not _names_living(path):
             _clear(path)
     return tuple(found)
 
 
-def _is_over(entry: Entry | None) -> bool:
-    """Whether a file says nothing of a living server: it is none, or all of its processes have ended."""
-    return entry is None or (entry.engine.process() is None and entry.supervisor.process() is None)
+def _names_living(path: Path) -> bool:
+    """Whether a file names a process that lives, also in an entry of another version, or cannot be read now."""
+    try:
+        found = json.loads(path.read_bytes())
+        both = [ProcessId(pid=one["pid"], started=one["started"]) for one in (found["supervisor"], found["engine"])]
+        return any(one.process() is not None for one in both)
+    except OSError as error:
+        return not isinstance(error, FileNotFoundError)
+    except (ValueError, TypeError, KeyError):  # no entry of any version
+        return False
 
 
 def _clear(path: Path) -> None:
     """Remove a file that is over. It is read once more under the lock: a server may have been entered there since."""
     with suppress(OSError), _writing(path.parent):
-        if _is_over(_read(path)):
+        if not _names_living(path):
             path.unlink(missing_ok=True)
 
 
@@ -260,28 +267,49 @@ class Registration:
         self._path = path
         self.entry = entry
 
+    def enter(self) -> None:
+        """Have the entry there.
+
+        Raises:
+            MachineError: ``state-unwritable``.
+        """
+        self._put(self.entry)
+
     def write(self, entry: Entry) -> None:
-        """Have ``entry`` there from now on."""
+        """Have ``entry`` there in its place, if it can be written: a full disk ends no server that has loaded."""
+        with suppress(MachineError):
+            self._put(entry)
+            self.entry = entry
+
+    def _put(self, entry: Entry) -> None:
         part = self._path.with_suffix(f".{os.getpid()}.part")
-        part.touch(mode=0o600)
-        part.write_text(json.dumps(asdict(entry), indent=1) + "\n", encoding="utf-8")
-        with _writing(self._path.parent):
-            part.replace(self._path)
-        self.entry = entry
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            part.touch(mode=0o600)
+            part.write_text(json.dumps(asdict(entry), indent=1) + "\n", encoding="utf-8")
+            with _writing(self._path.parent):
+                part.replace(self._path)
+        except OSError as error:
+            with suppress(OSError):
+                part.unlink()
+            raise MachineError(f"cannot write {self._path}", code="state-unwritable", cause=error.strerror) from error
 
     def remove(self) -> None:
         """Take it out; an entry that is another's by then stays."""
-        with _writing(self._path.parent):
+        with suppress(OSError), _writing(self._path.parent):
             if _read(self._path) in {None, self.entry}:
                 self._path.unlink(missing_ok=True)
 
 
 @contextmanager
 def entered(folder: Path, entry: Entry) -> Iterator[Registration]:
-    """Have the server in the registry while the block runs; an entry that is another's by then stays."""
-    folder.mkdir(parents=True, exist_ok=True)
+    """Have the server in the registry while the block runs; an entry that is another's by then stays.
+
+    Raises:
+        MachineError: ``state-unwritable``.
+    """
     registration = Registration(folder / f"{entry.name}.json", entry)
-    registration.write(entry)
+    registration.enter()
     try:
         yield registration
     finally:

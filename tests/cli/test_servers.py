@@ -142,6 +142,15 @@ def test_a_server_whose_key_file_is_gone_is_still_looked_at(
     assert "hung" in {finding["code"] for finding in json.loads(capsys.readouterr().out)["findings"]}
 
 
+def test_a_place_for_the_answer_that_cannot_be_written_is_no_bug(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "kimigguf").mkdir()
+    (tmp_path / "kimigguf" / "logs").write_text("a file where the folder belongs")
+    assert call(tmp_path, "serve", "UD-IQ1_M", "--detach", "--json") == 3
+    assert json.loads(capsys.readouterr().err.splitlines()[-1])["code"] == "state-unwritable"
+
+
 def test_where_nothing_runs_status_names_what_works_on_any_machine(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

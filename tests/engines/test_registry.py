@@ -1,5 +1,6 @@
 """The registry of running servers: files are never believed over the process table."""
 
+import errno
 import json
 import os
 import subprocess
@@ -27,7 +28,7 @@ from kimigguf.engines.registry import (
     restarting,
     stop,
 )
-from kimigguf.errors import UsageError
+from kimigguf.errors import MachineError, UsageError
 
 SLEEP = [sys.executable, "-c", "import time; time.sleep(60)"]
 
@@ -236,6 +237,34 @@ def test_what_is_learned_when_a_server_is_ready_is_kept_with_it(tmp_path: Path) 
         registration.write(replace(mine, ready=stands))
         assert entries(tmp_path)[0].ready == stands
     assert entries(tmp_path) == ()
+
+
+def test_a_full_disk_ends_no_server_that_has_loaded_but_refuses_one_that_nobody_would_find(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    mine = entry()
+    with entered(tmp_path, mine) as registration:
+        monkeypatch.setattr(Path, "write_text", full)
+        registration.write(replace(mine, planned_bytes=9))
+        assert entries(tmp_path) == (mine,)
+    assert entries(tmp_path) == ()
+    with pytest.raises(MachineError) as error, entered(tmp_path, mine):
+        pytest.fail("it serves and cannot be found")
+    assert (error.value.code, error.value.cause) == ("state-unwritable", "No space left on device")
+    assert list(tmp_path.glob("*.part")) == []
+
+
+def test_a_living_server_of_another_version_keeps_its_entry(tmp_path: Path) -> None:
+    path = tmp_path / "newer.json"
+    path.write_text(json.dumps(asdict(entry("newer")) | {"schema": "kimigguf.server/2"}))
+    assert entries(tmp_path) == ()
+    assert path.exists()
+    path.write_text(json.dumps(asdict(entry("newer", supervisor=ended(), engine=ended())) | {"schema": "x"}))
+    assert entries(tmp_path) == ()
+    assert not path.exists()
 
 
 def test_two_cannot_restart_one_server_at_the_same_time(tmp_path: Path) -> None:
