@@ -19,6 +19,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from kimigguf.engines.doctor import missing_marker
 from kimigguf.engines.printable import printable
 from kimigguf.ollama.answers import Answer, EngineError, message_of
 from kimigguf.ollama.callers import LOOPBACK, Gone, checks, drained, while_there, written
@@ -57,8 +58,6 @@ _NO_EMBEDDINGS: Final = (
     " -- --embeddings --pooling last"
 )
 _CHAT_PATH: Final = "/v1/chat/completions"
-_K3_MARKERS: Final = ("<|open|>", "<|close|>", "<|end_of_msg|>")
-"""What llama.cpp takes a template for K3's by."""
 _KNOWN_SECONDS: Final = 5.0
 _PHRASE_CHARACTERS: Final = 120
 _MOST_TOLD: Final = 50
@@ -210,7 +209,7 @@ class Bridge:
             template = str((await self._asked("/props")).get("chat_template"))
         except _Refused:
             return False  # no llama-server
-        return all(marker in template for marker in _K3_MARKERS)
+        return missing_marker(template) is None
 
     async def _held_to_format(self, body: Json, wanted: Wanted) -> Wanted:
         if body.get("tools"):

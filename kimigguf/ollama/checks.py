@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from kimigguf.download.named import not_here
+from kimigguf.engines.doctor import missing_marker
 from kimigguf.errors import IntegrityError, KimiggufError, MachineError, NetworkError, UsageError
 from kimigguf.ollama.disk import KEEPS_SHARDS_TEXT, Way
 from kimigguf.ollama.evidence import Blame, Check, State, blocked, passed, unknown
@@ -21,8 +22,6 @@ from kimigguf.units import duration, storage
 _K3: Final = "kimi-k3"
 _NAME: Final = re.compile(r"(?:[A-Za-z0-9][\w.-]{0,79}/){0,2}[A-Za-z0-9_][\w.-]{0,79}(?::[A-Za-z0-9_][\w.-]{0,79})?")
 _SPLIT: Final = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
-_K3_MARKS: Final = ("<|open|>", "<|close|>", "<|end_of_msg|>")
-"""llama.cpp takes a template that holds these for K3's, and parses what the model says accordingly."""
 _NO_DISK: Final = "it costs no disk to run it beside Ollama, and Ollama's clients reach it too: kimigguf serve"
 _UPGRADE: Final = "curl -fsSL https://ollama.com/install.sh | sh"
 _DEFAULT_LOAD_SECONDS: Final = 300.0
@@ -197,7 +196,7 @@ def _template(source: Source) -> Iterator[Check]:
             "the first shard carries no chat template, and none is made up here: Ollama would send bare text",
             f"kimigguf verify {source.pasted_folder}",
         )
-    elif source.architecture == _K3 and not all(mark in source.template for mark in _K3_MARKS):
+    elif source.architecture == _K3 and missing_marker(source.template) is not None:
         yield unknown("template", "it is not K3's format: thinking and tool calls would stay plain text")
     else:
         yield passed(
