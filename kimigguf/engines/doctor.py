@@ -147,7 +147,7 @@ def _sampling(params: Mapping[str, Any]) -> tuple[Finding, ...]:
 
 
 def missing_marker(template: str) -> str | None:
-    """The first that is missing of the words by which llama.cpp takes a template for K3's; None: it parses it as K3's."""
+    """The first that is missing of the words by which llama.cpp takes a template for K3's; None: none is."""
     return next((marker for marker in _K3_MARKERS if marker not in template), None)
 
 
