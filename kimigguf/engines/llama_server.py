@@ -214,6 +214,7 @@ class Server:
             MachineError: ``port-in-use`` before anything is started, ``engine-unusable``, ``log-unwritable``.
         """
         require_free(address)
+        trusting.cache_clear()  # it reads its certificate anew, which may have been renewed
         child = Child.start(command.argv, command.environ, log)
         return cls(child, address, alias=alias, total_bytes=total_bytes, key=key, streamed_bytes=streamed_bytes)
 

@@ -154,7 +154,8 @@ def _no_password() -> str:
 def trusting(certificate: str) -> ssl.SSLContext:
     """A client's context that takes the server with this certificate, and no other.
 
-    It is kept: a server goes on with the certificate that it was started with, whatever the file says later.
+    It is kept until a server is started: one goes on with the certificate that it was started with, whatever the file
+    says later.
 
     Raises:
         OSError, ValueError: The file is not there, or no certificate.

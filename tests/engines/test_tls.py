@@ -15,12 +15,14 @@ from typing import Any
 import openai
 import pytest
 from fakes.certificates import expired, make, make_signed, with_password
+from fakes.processes import free_port
 
 from kimigguf.cli.serve_reach import Reach, snippet
+from kimigguf.engines.command import Command
 from kimigguf.engines.endpoint import connect
 from kimigguf.engines.engine import EngineKind, FoundEngine
 from kimigguf.engines.evidence import State
-from kimigguf.engines.llama_server import Address, get
+from kimigguf.engines.llama_server import Address, Server, get
 from kimigguf.engines.passthrough import check_extra
 from kimigguf.engines.preflight import check_tls
 from kimigguf.engines.registry import Entry, ProcessId, certificate_at, entered
@@ -168,6 +170,19 @@ def test_one_that_an_authority_has_signed_is_trusted_itself_and_the_authoritys_o
 def test_another_server_on_the_port_does_not_pass_for_this_one(files: TlsFiles, tmp_path: Path) -> None:
     with serving(make(tmp_path, "stranger")) as port:
         assert ask_all_ways(port, files.certificate) == [False] * 3
+
+
+def test_a_server_that_is_started_again_is_known_by_its_renewed_certificate(tmp_path: Path) -> None:
+    """By the old one it would never be seen to get ready, and no clock ends a load."""
+    files = make(tmp_path)
+    with serving(files) as port:
+        assert ask_all_ways(port, files.certificate) == [True] * 3
+    address = Address(host="127.0.0.1", port=free_port(), certificate=str(files.certificate))
+    with serving(make(tmp_path)) as port:
+        assert ask_all_ways(port, files.certificate) == [False] * 3
+        started = Command(argv=("/bin/true",), environ={})
+        with Server.start(started, address, alias="k3", log=tmp_path / "log", total_bytes=1):
+            assert ask_all_ways(port, files.certificate) == [True] * 3
 
 
 def test_a_certificate_that_is_gone_is_no_crash_of_what_watches(tmp_path: Path) -> None:
