@@ -1,7 +1,6 @@
 """``kimigguf quality-probe``."""
 
 import shlex
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,6 +9,7 @@ import click
 from kimigguf.cli.app import App
 from kimigguf.cli.quality_probe_exact import exact_command
 from kimigguf.cli.quality_probe_protocol import protocol_command
+from kimigguf.cli.quality_probe_sides import agreed, candidate_of
 from kimigguf.cli.show import output_options
 from kimigguf.errors import ExitCode, MachineError, UsageError
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 @click.group(
     "quality-probe", invoke_without_command=True, short_help="Compare a running quant with a reference endpoint."
 )
-@click.option("--candidate", metavar="URL", help="The server to judge, such as http://127.0.0.1:8080.")
+@click.option("--candidate", metavar="URL", help="The server to judge; the one that you run if not given.")
 @click.option("--reference", metavar="NAME|URL",
               help="What to judge it by (kimi, comet, openrouter or an address); it is asked twice.")  # fmt: skip
 @click.option("--candidate-model", metavar="NAME", help="The model's name there; needed where there are several.")
@@ -87,7 +87,7 @@ def command(
 
     \b
     Examples:
-      kimigguf quality-probe --candidate http://127.0.0.1:8080 --reference kimi --budget-usd 5 --out probe-iq1s
+      kimigguf quality-probe --reference kimi --budget-usd 5 --out probe-iq1s
       kimigguf quality-probe --candidate :8080 --reference :8081 --suite mine.toml --json
       kimigguf quality-probe --candidate :8080 --reference :8081 --suite standard --reference-run probe-iq1s
       kimigguf quality-probe --candidate :8080 --reference kimi --costs costs.toml --out probe-iq1s
@@ -105,15 +105,17 @@ def command(
     """  # noqa: D301 -- \b is click's marker for text that must not be wrapped
     if context.invoked_subcommand is not None:
         return ExitCode.DONE
-    if candidate is None or reference is None:
-        raise click.UsageError(f"Missing option '--{'candidate' if candidate is None else 'reference'}'.", context)
-    _check_address(candidate, reference)
+    if reference is None:
+        raise click.UsageError("Missing option '--reference'.", context)
+    app: App = context.obj
+    url, environ = candidate_of(app, candidate)
+    _check_address(url, reference)
     from kimigguf.probe.judge import sentence
     from kimigguf.probe.report import draw
     from kimigguf.probe.session import Request, probe
 
     request = Request(
-        candidate=candidate,
+        candidate=url,
         reference=reference,
         candidate_model=candidate_model,
         reference_model=reference_model,
@@ -133,9 +135,8 @@ def command(
         costs=costs,
         token_level=token_level,
     )
-    app: App = context.obj
     with app.show.progress() as listen:
-        found = probe(request, app.environ, agree=lambda usd: yes or _agreed(usd), listen=listen)
+        found = probe(request, environ, agree=lambda usd: yes or agreed(usd), listen=listen)
     if out is not None:
         app.show.note(f"the report is in {out / 'report.html'}")
 
@@ -161,12 +162,6 @@ def _check_address(candidate: str, reference: str) -> None:
     except UsageError as error:
         words = ["kimigguf", "quality-probe", "--candidate", "http://127.0.0.1:8080", "--reference", reference]
         raise UsageError(error.message, code=error.code, cause=error.cause, hint=shlex.join(words)) from error
-
-
-def _agreed(usd: float | None) -> bool:
-    """Ask whoever sits at the terminal; nobody there is a no."""
-    cost = "Nobody has written down what this costs." if usd is None else f"This may cost up to ${usd:.2f}."
-    return sys.stdin.isatty() and click.confirm(f"{cost} Go on?", err=True)
 
 
 @command.command("compare", short_help="Put finished runs with one reference side by side.")

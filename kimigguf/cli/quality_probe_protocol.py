@@ -1,11 +1,11 @@
 """``kimigguf quality-probe protocol``."""
 
-import sys
 from typing import TYPE_CHECKING
 
 import click
 
 from kimigguf.cli.app import App
+from kimigguf.cli.quality_probe_sides import agreed, candidate_of
 from kimigguf.cli.show import output_options
 from kimigguf.errors import ExitCode
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @click.command("protocol", short_help="See whether a server speaks the protocol as Kimi K3 needs it.")
-@click.option("--candidate", metavar="URL", required=True, help="The server to look at.")
+@click.option("--candidate", metavar="URL", help="The server to look at; the one that you run if not given.")
 @click.option("--reference", metavar="NAME|URL", help="What to hold it against; it is asked the same once.")
 @click.option("--candidate-model", metavar="NAME", help="The model's name there; needed where there are several.")
 @click.option("--reference-model", metavar="NAME", help="The model's name there; needed where there are several.")
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 def protocol_command(
     app: App,
     *,
-    candidate: str,
+    candidate: str | None,
     reference: str | None,
     candidate_model: str | None,
     reference_model: str | None,
@@ -50,15 +50,16 @@ def protocol_command(
 
     \b
     Examples:
-      kimigguf quality-probe protocol --candidate http://127.0.0.1:8080
+      kimigguf quality-probe protocol
       kimigguf quality-probe protocol --candidate :8080 --reference kimi --budget-usd 1
     """  # noqa: D301 -- \b is click's marker for text that must not be wrapped
     from kimigguf.engines.serving import DEFAULT, chat_template_arguments, load_serving
     from kimigguf.probe.protocol_session import Request, look
 
     serving = load_serving(DEFAULT)
+    url, environ = candidate_of(app, candidate)
     request = Request(
-        candidate=candidate,
+        candidate=url,
         reference=reference,
         candidate_model=candidate_model,
         reference_model=reference_model,
@@ -69,17 +70,13 @@ def protocol_command(
     with app.show.progress() as listen:
         found = look(
             request,
-            app.environ,
+            environ,
             arguments=lambda level: chat_template_arguments(serving, level),
-            agree=lambda usd: yes or _agreed(usd),
+            agree=lambda usd: yes or agreed(usd),
             listen=listen,
         )
     app.show.answer(found.record, lambda console: draw(console, found))
     return ExitCode.ANSWERED_NO if found.worse else ExitCode.DONE
-
-
-def _agreed(usd: float) -> bool:
-    return sys.stdin.isatty() and click.confirm(f"The reference may cost up to ${usd:.2f}. Go on?", err=True)
 
 
 def draw(console: "Console", found: "Found") -> None:

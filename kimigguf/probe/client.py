@@ -1,6 +1,5 @@
 """Asks an OpenAI-compatible endpoint one question and says what became of it; every failure of the client is mapped."""
 
-import ipaddress
 import ssl
 import time
 from collections.abc import Callable, Mapping
@@ -11,6 +10,7 @@ from urllib.parse import urlsplit
 import httpx2
 import openai
 
+from kimigguf.engines.command import is_loopback
 from kimigguf.engines.endpoint import base_url, limits
 from kimigguf.engines.printable import printable, sendable
 from kimigguf.engines.registry import certificate_at
@@ -64,7 +64,7 @@ class Endpoint:
 
 def _trust(url: str, environ: Mapping[str, str]) -> ssl.SSLContext | bool:
     """Whom to trust at ``url``: a server of this user's by its own certificate, any other as usual."""
-    if not (url.startswith("https:") and _on_loopback(url)):
+    if not (url.startswith("https:") and is_loopback(urlsplit(url).hostname or "")):
         return True
     certificate = certificate_at(servers_folder(environ), url)
     return True if certificate is None else trusting(certificate)
@@ -103,7 +103,9 @@ class Asker:
             api_key=self._key or "none",
             max_retries=0,
             http_client=openai.DefaultHttpxClient(
-                timeout=timeout, trust_env=not _on_loopback(self.url), verify=_trust(self.url, environ)
+                timeout=timeout,
+                trust_env=not is_loopback(urlsplit(self.url).hostname or ""),
+                verify=_trust(self.url, environ),
             ),
         )
 
@@ -360,11 +362,3 @@ def stopped(role: str, url: str, fault: Fault) -> KimiggufError:
         cause=fault.text,
         hint=f"curl {url}/models",
     )
-
-
-def _on_loopback(url: str) -> bool:
-    host = urlsplit(url).hostname or ""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

@@ -9,9 +9,9 @@ from kimigguf.errors import UsageError
 from kimigguf.events import Listener
 from kimigguf.events import Step as Told
 from kimigguf.probe.calls import Fault, FaultKind, Outcome
-from kimigguf.probe.client import Asker, Endpoint, Settings, stopped
+from kimigguf.probe.client import KEY_VARIABLES, Asker, Endpoint, Settings, stopped
 from kimigguf.probe.protocol import STEPS, Check, Step, checks, parity, worse
-from kimigguf.probe.references import Prices, Purse, Reference, find_reference
+from kimigguf.probe.references import Prices, Purse, Reference, agree_to_unknown, find_reference
 
 _FATAL: Final = {FaultKind.KEY, FaultKind.CONNECTION}
 _MOST_TURNS_COUNTED: Final = 3
@@ -52,7 +52,7 @@ def look(
     environ: Mapping[str, str],
     *,
     arguments: Callable[[str], Mapping[str, str]],
-    agree: Callable[[float], bool],
+    agree: Callable[[float | None], bool],
     listen: Listener,
 ) -> Found:
     """Ask both. ``arguments`` gives the template arguments of a thinking effort.
@@ -63,6 +63,7 @@ def look(
     """
     settings = Settings(timeout_seconds=request.timeout_seconds, tries=2)
     known = None if request.reference is None else find_reference(request.reference, environ)
+    agree_to_unknown({KEY_VARIABLES["reference"]: known}, environ, agree)
     purse = None if known is None else _purse(known, request, agree)
     there = endpoint = None
     if known is not None:
@@ -86,7 +87,7 @@ def look(
     )
 
 
-def _purse(known: Reference, request: Request, agree: Callable[[float], bool]) -> Purse | None:
+def _purse(known: Reference, request: Request, agree: Callable[[float | None], bool]) -> Purse | None:
     if known.prices is None:
         if request.budget_usd is not None:
             raise UsageError(
@@ -102,7 +103,7 @@ def _purse(known: Reference, request: Request, agree: Callable[[float], bool]) -
             code="cost-not-agreed",
             hint="add --yes, or --budget-usd 1",
         )
-    return Purse(known.prices, request.budget_usd)
+    return Purse(known.prices, most if request.budget_usd is None else request.budget_usd)
 
 
 def most_usd(prices: Prices, max_tokens: int) -> float:

@@ -2,10 +2,12 @@
 
 import json
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from urllib.parse import urlsplit
 
 from kimigguf import profile_files
+from kimigguf.engines.command import is_loopback
 from kimigguf.errors import UsageError
 from kimigguf.probe.suites import Item, Suite
 
@@ -59,14 +61,54 @@ class Prices:
 
 
 def find_reference(text: str, environ: Mapping[str, str]) -> Reference:
-    """The known endpoint of that name, else ``text`` as an address.
+    """The known endpoint of that name or address, else ``text`` as an address of which nothing is known.
 
     Raises:
         UsageError: ``bad-profile``.
     """
-    if text in profile_files.names(_KIND, environ):
+    names = profile_files.names(_KIND, environ)
+    if text in names:
         return profile_files.read(_KIND, text, Reference, environ)
-    return Reference(name=text, url=text)
+    # Whoever writes out the address of a known endpoint is billed by it all the same.
+    known = (profile_files.read(_KIND, name, Reference, environ) for name in names)
+    return next((one for one in known if _place(one.url) == _place(text)), Reference(name=text, url=text))
+
+
+def _place(url: str) -> tuple[str, str]:
+    """Host with port, and path, however the address is written."""
+    try:
+        parts = urlsplit(url if "://" in url else f"//{url}")
+    except ValueError:  # no address: whoever calls it says so
+        return "", url
+    return parts.netloc.lower(), parts.path.rstrip("/").removesuffix("/v1")
+
+
+def agree_to_unknown(
+    asked: Mapping[str, Reference | None], environ: Mapping[str, str], agree: Callable[[float | None], bool]
+) -> None:
+    """An endpoint that takes a key may charge; without a price only its user can say that it may.
+
+    ``asked`` holds the endpoints by the variable that a key for their role is kept in.
+
+    Raises:
+        UsageError: ``cost-not-agreed``.
+    """
+    unpriced = [
+        one.name
+        for variable, one in asked.items()
+        if one is not None and one.prices is None and (one.key_variable or _has_key(one, environ.get(variable)))
+    ]
+    if unpriced and not agree(None):
+        raise UsageError(
+            f"nobody has written down what {unpriced[0]} charges, and an unknown cost was not agreed to",
+            code="cost-not-agreed",
+            hint="add --yes, or write its prices into a profile of yours in references",
+        )
+
+
+def _has_key(one: Reference, key: str | None) -> bool:
+    host = urlsplit(f"//{_place(one.url)[0]}").hostname
+    return bool(key) and not is_loopback(host or "127.0.0.1")
 
 
 def check_temperature(reference: Reference, temperature: float | None) -> None:
@@ -98,6 +140,10 @@ class Purse:
         self._budget = budget_usd
         self._aside = 0.0
         self._lock = threading.Lock()
+
+    def hold_to(self, usd: float) -> None:
+        """Spend no more than what was agreed to, where there is no budget."""
+        self._budget = usd if self._budget is None else self._budget
 
     def set_aside(self, usd: float) -> bool:
         """Keep the most that a call may cost; false where the budget does not hold it any more."""

@@ -1,6 +1,6 @@
 """One comparison from request to finding: what it would cost is agreed on before anything is asked."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -10,12 +10,19 @@ from kimigguf.errors import UsageError
 from kimigguf.events import Listener, Notice
 from kimigguf.probe import token_level
 from kimigguf.probe.calls import Arm, Call
-from kimigguf.probe.client import Asker, Endpoint, Settings
+from kimigguf.probe.client import KEY_VARIABLES, Asker, Endpoint, Settings
 from kimigguf.probe.cost import Costs, economics, load_costs
 from kimigguf.probe.judge import Judged, sentence
 from kimigguf.probe.judging import judge_calls, prepare
 from kimigguf.probe.page import page
-from kimigguf.probe.references import Purse, Reference, check_temperature, find_reference, most_usd
+from kimigguf.probe.references import (
+    Purse,
+    Reference,
+    agree_to_unknown,
+    check_temperature,
+    find_reference,
+    most_usd,
+)
 from kimigguf.probe.report import record
 from kimigguf.probe.run import Side, jobs, open_store, reference_calls, run, write_reports
 from kimigguf.probe.sandbox import closed
@@ -88,7 +95,8 @@ def probe(request: Request, environ: Mapping[str, str], *, agree: Agree, listen:
         budget_usd=request.budget_usd,
         listen=listen,
     )
-    _agree_to_unknown((known, None if judging is None else judging.known), agree)
+    asked = {KEY_VARIABLES["reference"]: known, KEY_VARIABLES["judge"]: None if judging is None else judging.known}
+    agree_to_unknown(asked, environ, agree)
     settings = Settings(timeout_seconds=request.timeout_seconds, temperature=request.temperature)
     with (
         closing(Asker("candidate", request.candidate, environ, settings)) as judged,
@@ -126,7 +134,9 @@ def probe(request: Request, environ: Mapping[str, str], *, agree: Agree, listen:
             calls,
             environ,
             tolerance=request.tolerance,
-            left_usd=None if request.budget_usd is None else max(0.0, request.budget_usd - (spent or 0.0)),
+            left_usd=(
+                judging.most_usd if request.budget_usd is None else max(0.0, request.budget_usd - (spent or 0.0))
+            ),
             folder=request.out,
             parallel=request.parallel,
             timeout_seconds=request.timeout_seconds,
@@ -170,17 +180,6 @@ def _tell(suite: Suite, left_out: int, listen: Listener) -> None:
     programs = sum(isinstance(item.check, PythonTest) for item in suite.items)
     if programs and (why := closed()) is not None:
         listen(Notice(text=f"UNKNOWN: {why}; the programs of {programs} questions are not run and not counted"))
-
-
-def _agree_to_unknown(asked: Iterable[Reference | None], agree: Agree) -> None:
-    """An endpoint that takes a key of its own charges something; without a price only its user can say that it may."""
-    unpriced = [one.name for one in asked if one is not None and one.key_variable and one.prices is None]
-    if unpriced and not agree(None):
-        raise UsageError(
-            f"nobody has written down what {unpriced[0]} charges, and an unknown cost was not agreed to",
-            code="cost-not-agreed",
-            hint="add --yes, or write its prices into a profile of yours in references",
-        )
 
 
 def _purse(request: Request, known: Reference, suite: Suite) -> Purse | None:
@@ -235,12 +234,15 @@ def _ask(
         if right.asker.purse is not None:
             kept_in = (request.out, request.reference_run)
             most += token_level.most_usd(right.asker.purse.prices, suite, request.token_level, kept_in=kept_in)
-        if most and request.budget_usd is None and not agree(most):
-            raise UsageError(
-                f"it may cost up to ${most:.2f}, and that was not agreed to",
-                code="cost-not-agreed",
-                hint="add --yes, or --budget-usd 5",
-            )
+        if most and request.budget_usd is None:
+            if not agree(most):
+                raise UsageError(
+                    f"it may cost up to ${most:.2f}, and that was not agreed to",
+                    code="cost-not-agreed",
+                    hint="add --yes, or --budget-usd 5",
+                )
+            if right.asker.purse is not None:
+                right.asker.purse.hold_to(most - judge_usd)
         return run(
             suite,
             left,

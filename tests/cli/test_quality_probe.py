@@ -1,4 +1,6 @@
 import json
+import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +9,7 @@ from fakes.openai_endpoint import Refuse, Say, serve
 
 from kimigguf.cli.app import App, run
 from kimigguf.cli.show import Show
+from kimigguf.engines.registry import Entry, ProcessId, entered
 from kimigguf.errors import ExitCode
 
 
@@ -164,7 +167,7 @@ def test_nobody_there_is_exit_4(capsys: pytest.CaptureFixture[str]) -> None:
 def test_the_help_shows_an_example_and_where_keys_come_from(capsys: pytest.CaptureFixture[str]) -> None:
     assert call("--help") == ExitCode.DONE
     out = capsys.readouterr().out
-    assert "kimigguf quality-probe --candidate" in out
+    assert "kimigguf quality-probe --reference kimi" in out
     assert "KIMIGGUF_REFERENCE_API_KEY" in out
 
 
@@ -176,3 +179,37 @@ def test_a_candidate_that_is_no_address_is_refused_as_chat_refuses_it(
     error = json.loads(capsys.readouterr().err)
     assert error["code"] == "bad-url"
     assert error["hint"] == "kimigguf quality-probe --candidate http://127.0.0.1:8080 --reference 'my host:81'"
+
+
+def test_without_a_candidate_the_server_that_runs_here_is_judged_with_its_key(
+    suite: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    keys = tmp_path / "keys"
+    keys.touch(mode=0o600)
+    keys.write_text("secret-3\n")
+    me = ProcessId.of(os.getpid())
+    assert me is not None
+    app = App(show=Show(), environ={"XDG_STATE_HOME": str(tmp_path)})
+
+    def any_answer(body: dict[str, Any], number: int) -> Say:
+        return sums(body) if "+" in str(body["messages"][0]["content"])[:4] else Say(content=str(number))
+
+    with serve(any_answer) as candidate, serve(sums) as reference:
+        arguments = ["quality-probe", "--reference", reference.url, "--suite", suite, "--parallel", "4"]
+        assert run(arguments, app) == ExitCode.USAGE
+        assert "no server is running" in capsys.readouterr().err
+        one = Entry(
+            name="k3", supervisor=me, engine=me, host="127.0.0.1", port=int(candidate.url.rpartition(":")[2]),
+            alias="kimi-k3", quant=None, log="", plan_file="", arguments=(), folder="", started_at="", planned_bytes=0,
+            api_key_file=str(keys),
+        )  # fmt: skip
+        servers = tmp_path / "kimigguf" / "servers"
+        with entered(servers, one):
+            assert run(arguments, app) == ExitCode.DONE
+            assert run(["quality-probe", "protocol"], app) == ExitCode.ANSWERED_NO  # it calls no tools
+            with entered(servers, replace(one, name="other", port=one.port + 1)):
+                capsys.readouterr()
+                assert run(arguments, app) == ExitCode.USAGE
+    assert set(candidate.keys) == {"Bearer secret-3"}
+    assert set(reference.keys) == {"Bearer none"}
+    assert f"--candidate {candidate.url} or --candidate" in " ".join(capsys.readouterr().err.split())

@@ -153,6 +153,14 @@ def test_a_server_that_is_not_there_ends_it() -> None:
         look(request, {}, arguments=lambda _e: {}, agree=lambda _usd: False, listen=ignore)
 
 
+def test_an_endpoint_of_unknown_price_is_asked_only_where_its_user_agrees() -> None:
+    with serve(good) as candidate:
+        request = Request(candidate=candidate.url, reference="comet")
+        with pytest.raises(UsageError) as error:
+            look(request, {}, arguments=lambda _e: {}, agree=lambda _usd: False, listen=ignore)
+    assert (error.value.code, candidate.bodies) == ("cost-not-agreed", [])
+
+
 def test_a_budget_without_a_price_is_refused_before_anything_is_asked() -> None:
     with serve(good) as candidate, serve(good) as reference:
         request = Request(candidate=candidate.url, reference=reference.url, budget_usd=1.0)

@@ -1,3 +1,4 @@
+import contextlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +11,7 @@ from kimigguf import profile_files
 from kimigguf.errors import UsageError
 from kimigguf.events import ignore
 from kimigguf.probe.calls import FaultKind
-from kimigguf.probe.references import Prices, Purse, find_reference
+from kimigguf.probe.references import Prices, Purse, agree_to_unknown, find_reference
 from kimigguf.probe.session import Finding, Request, probe
 from kimigguf.probe.suites import Item, Tool
 
@@ -28,6 +29,35 @@ def test_the_shipped_references_load_and_name_their_sources() -> None:
 def test_anything_else_is_an_address() -> None:
     assert find_reference("http://127.0.0.1:1", {}).url == "http://127.0.0.1:1"
     assert find_reference("http://127.0.0.1:1", {}).prices is None
+
+
+@pytest.mark.parametrize("address", ["https://api.moonshot.ai/v1", "https://API.moonshot.ai", "api.moonshot.ai/v1/"])
+def test_a_known_endpoint_is_known_by_its_address_too(address: str) -> None:
+    """Its price, its pinned temperature and its key's variable are no less true where its address is written out."""
+    assert find_reference(address, {}) == find_reference("kimi", {})
+    assert find_reference("http://[", {}).url == "http://["
+
+
+@pytest.mark.parametrize(
+    ("url", "key", "asks"),
+    [
+        ("https://api.example.org/v1", "sk-1", True),
+        ("https://api.example.org/v1", "", False),
+        ("http://127.0.0.1:8081", "sk-1", False),
+        (":8081", "sk-1", False),
+    ],
+)
+def test_who_is_asked_with_a_key_may_charge(url: str, key: str, *, asks: bool) -> None:
+    offered: list[float | None] = []
+
+    def refuse(usd: float | None) -> bool:
+        offered.append(usd)
+        return False
+
+    asked = {"KIMIGGUF_REFERENCE_API_KEY": find_reference(url, {})}
+    with pytest.raises(UsageError) if asks else contextlib.nullcontext():
+        agree_to_unknown(asked, {"KIMIGGUF_REFERENCE_API_KEY": key}, refuse)
+    assert offered == ([None] if asks else [])
 
 
 def test_a_purse_sets_aside_before_it_pays() -> None:
@@ -116,6 +146,22 @@ def test_a_budget_is_never_exceeded_and_what_was_not_sent_is_told(priced: Priced
     assert found.answer["cost"]["spent_usd"] <= 0.5
 
 
+def test_what_was_agreed_to_is_not_exceeded_where_answers_are_asked_for_again(priced: Priced, tmp_path: Path) -> None:
+    """An answer that is cut off while thinking is asked for once more, with four times the room."""
+    offered: list[float] = []
+
+    def accept(usd: float) -> bool:
+        offered.append(usd)
+        return True
+
+    def thinks(body: dict[str, Any], _number: int) -> Say:
+        return Say(thinking=" ".join(["hm"] * body["max_tokens"]), finish_reason="length")
+
+    with serve(sums) as candidate, serve(thinks) as reference:
+        found = asked(priced(reference), candidate, tmp_path, agree=accept)
+    assert offered[0] * 0.5 < found.answer["cost"]["spent_usd"] <= offered[0]
+
+
 def test_a_refused_request_costs_nothing(priced: Priced, tmp_path: Path) -> None:
     def answer(body: dict[str, Any], number: int) -> Say | Refuse:
         return Refuse(status=400) if body["messages"][0]["content"] > "5" else sums(body, number)
@@ -133,7 +179,7 @@ def test_a_budget_without_a_price_and_another_temperature_are_refused(priced: Pr
         assert error.value.code == "temperature-pinned"
         request = Request(candidate=candidate.url, reference=reference.url, budget_usd=1.0)
         with pytest.raises(UsageError) as error:
-            probe(request, environ, agree=lambda _usd: True, listen=ignore)
+            probe(request, {}, agree=lambda _usd: True, listen=ignore)
         assert error.value.code == "no-price"
 
 
