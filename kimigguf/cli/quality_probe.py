@@ -25,7 +25,8 @@ if TYPE_CHECKING:
               help="What to judge it by (kimi, comet, openrouter or an address); it is asked twice.")  # fmt: skip
 @click.option("--candidate-model", metavar="NAME", help="The model's name there; needed where there are several.")
 @click.option("--reference-model", metavar="NAME", help="The model's name there; needed where there are several.")
-@click.option("--suite", "suite_name", metavar="NAME|FILE", default="quick", show_default=True, help="What to ask.")
+@click.option("--suite", "suite_name", metavar="NAME|FILE", default="quick", show_default=True,
+              help="What to ask: quick, standard, tools, long, basics, or your own.")  # fmt: skip
 @click.option("--seed", type=int, help="Draw other questions from a generated suite (standard).")
 @click.option("--repeat", "repeats", type=click.IntRange(min=1), default=1, show_default=True, help="Rounds of it.")
 @click.option("--tolerance", type=click.FloatRange(0, 1), default=0.05, show_default=True,
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
 @click.option("--reference-run", type=click.Path(path_type=Path), metavar="DIR",
               help="Take the reference's answers from the --out folder of an earlier run.")  # fmt: skip
 @click.option("--budget-usd", type=click.FloatRange(min=0), metavar="USD",
-              help="Never spend more than this on the reference; no question is asked then.")  # fmt: skip
+              help="Hard stop for what this run spends on reference and judge; without a question.")  # fmt: skip
 @click.option("--token-level", type=click.IntRange(min=0), default=0, show_default=True, metavar="N",
               help="Also compare the first tokens of N answers, where both sides give log-probabilities.")  # fmt: skip
 @click.option("--costs", type=click.Path(path_type=Path, dir_okay=False, exists=True), metavar="FILE",

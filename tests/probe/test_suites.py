@@ -24,7 +24,6 @@ _RIGHT = {
     "limit-no-letter-e": "A brown dog runs around a pond.",
     "limit-numbered-list": "1. Red\n2. Green\n3. Violet",
     "limit-uppercase": "AIR SCATTERS BLUE LIGHT MOST.",
-    "code-expression": "sum(i * i for i in range(2, n + 1, 2))",
 }
 _WRONG = {
     "sort-words": "apricot, apple, peach, pear, plum",
@@ -32,11 +31,14 @@ _WRONG = {
     "limit-no-letter-e": "The dog sleeps.",
     "limit-numbered-list": "Here you are:\n1. Red\n2. Green\n3. Violet",
     "limit-uppercase": "Air scatters blue light most.",
-    "code-expression": "n * (n + 1)",
 }
 
 
 _PROGRAMS = {
+    "code-expression": (
+        "f = lambda n: sum(i * i for i in range(2, n + 1, 2))",
+        "f = lambda n: sum(i * i for i in range(1, n))",
+    ),
     "code-longest-run": (
         "import itertools as i\ndef longest_run(text): return max((len([*g]) for _, g in i.groupby(text)), default=0)",
         "def longest_run(text): return len(text)",
