@@ -4,6 +4,7 @@ No finding is no proof of health: it only says that none of the known symptoms i
 """
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -15,6 +16,7 @@ from kimigguf.engines.timings import cut_off, generations, slow_start
 
 _K3_MARKERS: Final = ("<|open|>", "<|close|>", "<|end_of_msg|>")
 _IS_K3: Final = re.compile(r"(?:general\.architecture|print_info: arch) .*= kimi-k3")
+_NUMBER: Final = re.compile(r"\d+")
 _MASKING: Final = frozenset({"aborted", "load-failed", "no-context"})
 """Symptoms that only repeat that something failed; they count where nothing says why."""
 
@@ -44,7 +46,7 @@ class Finding:
 
 def examine_log(text: str) -> tuple[Finding, ...]:
     """Every symptom in a log, the gravest first; each once, with its first line."""
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    lines = _kinds(text)
     tables = ((FATAL, Severity.FATAL), (SERVING, Severity.FAILING), (SLOW, Severity.WORSE))
     found = [
         finding
@@ -104,7 +106,20 @@ def _times(text: str) -> Iterator[Finding]:
         )
 
 
-def _seen(symptom: Symptom, lines: list[str], severity: Severity) -> Finding | None:
+def _kinds(text: str) -> Mapping[str, int]:
+    """The first line of each kind and how often its like stands there: a server of weeks says the same a million times.
+
+    Two are alike that differ in their numbers alone: no symptom is a number.
+    """
+    first: dict[str, str] = {}
+    times: Counter[str] = Counter()
+    for line in text.splitlines():
+        if bared := line.strip():
+            times[first.setdefault(_NUMBER.sub("0", bared), bared)] += 1
+    return times
+
+
+def _seen(symptom: Symptom, lines: Mapping[str, int], severity: Severity) -> Finding | None:
     matching = [line for line in lines if symptom.pattern.search(line)]
     if not matching:
         return None
@@ -114,7 +129,7 @@ def _seen(symptom: Symptom, lines: list[str], severity: Severity) -> Finding | N
         message=symptom.message,
         evidence=bare(matching[0]),
         hint=symptom.hint,
-        times=len(matching),
+        times=sum(lines[line] for line in matching),
     )
 
 

@@ -5,7 +5,7 @@ The lines are llama.cpp's (build 11434 on a tiny K3, or its source); what needs 
 
 import pytest
 
-from kimigguf.engines.doctor import Finding, Severity, examine_log, examine_server, in_order
+from kimigguf.engines.doctor import Finding, Severity, _kinds, examine_log, examine_server, in_order
 
 BEFORE = "0.00.002.002 I srv  llama_server: initializing ...\n0.00.003.486 I srv    load_model: loading model 'k3'\n"
 FAILED = (
@@ -160,3 +160,13 @@ def test_of_two_findings_of_one_cause_the_first_is_shown_and_the_gravest_lead() 
 
     slow, fatal = finding("a", Severity.WORSE, "log"), finding("b", Severity.FATAL, "log")
     assert in_order((slow, finding("a", Severity.WORSE, "asked"), fatal)) == (fatal, slow)
+
+
+def test_a_log_of_weeks_is_read_once_a_kind_of_line_and_every_line_is_counted() -> None:
+    """Some fifty patterns on every line of such a log would take a minute."""
+    line = "0.22.1 I slot update_slots: id  1 | task {} | prompt processing progress, n_tokens = 2048\n"
+    bad = "srv    operator(): Invalid API Key from 10.0.0.{}\n"
+    text = "".join(line.format(n) + (bad.format(n) if n % 1000 == 0 else "") for n in range(20_000))
+    assert len(_kinds(text)) == 2
+    (finding,) = examine_log(text)
+    assert (finding.code, finding.times, finding.evidence) == ("bad-key", 20, bad.format(0).strip())
