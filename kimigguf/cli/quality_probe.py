@@ -173,7 +173,7 @@ def _check_address(candidate: str, reference: str) -> None:
 def compare_command(app: App, *, folders: tuple[Path, ...], out: Path | None) -> int:
     """Put finished runs (their --out folders) side by side: right answers against size and speed.
 
-    Sizes are known for runs whose folder is named after a quant.
+    Sizes are known for runs whose server told its file, or whose folder is named after a quant.
 
     \b
     Example:

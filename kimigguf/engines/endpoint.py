@@ -226,11 +226,14 @@ def listed_models(client: "OpenAI") -> tuple[Mapping[str, Any], ...]:
 class Limits:
     """What a server tells about one conversation: the tokens that fit, and whether it is a llama-server.
 
-    A llama-server tells how far it has come with a prompt, if it is asked; others may refuse such a request.
+    A llama-server tells how far it has come with a prompt, if it is asked; others may refuse such a request. It tells
+    its ``build`` and the name of its model's file too.
     """
 
     context_tokens: int | None = None
     is_llama_server: bool = False
+    build: str | None = None
+    model_file: str | None = None
 
 
 def limits(client: "OpenAI", listed: Mapping[str, Any]) -> Limits:
@@ -244,10 +247,17 @@ def limits(client: "OpenAI", listed: Mapping[str, Any]) -> Limits:
     root = str(client.base_url).rstrip("/").removesuffix("/v1")
     try:
         answer = client.get(f"{root}/props", cast_to=httpx2.Response, options={"timeout": _LOOK_SECONDS})
-        tokens = json.loads(answer.text)["default_generation_settings"]["n_ctx"]
+        props = json.loads(answer.text)
+        tokens = props["default_generation_settings"]["n_ctx"]
     except (openai.OpenAIError, ValueError, KeyError, TypeError):
         return Limits()
-    return Limits(context_tokens=tokens if isinstance(tokens, int) and tokens > 0 else None, is_llama_server=True)
+    build, path = (found if isinstance(found := props.get(key), str) else "" for key in ("build_info", "model_path"))
+    return Limits(
+        context_tokens=tokens if isinstance(tokens, int) and tokens > 0 else None,
+        is_llama_server=True,
+        build=printable(build) or None,
+        model_file=printable(path.replace("\\", "/").rpartition("/")[2]) or None,
+    )
 
 
 def first_model(client: "OpenAI") -> Mapping[str, Any]:

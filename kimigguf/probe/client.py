@@ -11,7 +11,7 @@ import httpx2
 import openai
 
 from kimigguf.engines.command import is_loopback
-from kimigguf.engines.endpoint import base_url, limits
+from kimigguf.engines.endpoint import Limits, base_url, limits
 from kimigguf.engines.printable import printable, sendable
 from kimigguf.engines.registry import certificate_at
 from kimigguf.engines.session import servers_folder
@@ -142,9 +142,9 @@ class Asker:
             )
         return Endpoint(role=self.role, url=self.url, model=names[0])
 
-    def context_tokens(self) -> int | None:
-        """The tokens that fit into one conversation, where a llama-server tells."""
-        return limits(self._client, {}).context_tokens
+    def limits(self) -> Limits:
+        """The tokens that fit into one conversation, and what serves them, where a llama-server tells."""
+        return limits(self._client, {})
 
     def ask(self, endpoint: Endpoint, item: Item, max_tokens: int | None) -> Outcome:
         """Ask one question, to the end of its tool loop if it has one."""

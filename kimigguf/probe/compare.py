@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 class Compared:
     """One finished run. Shares are 0 to 1.
 
-    ``size_bytes`` is known where its folder's or model's name holds a known quant's, or where the exact comparison lies
-    beside it; ``divergence`` is that comparison's mean, in nats.
+    ``size_bytes`` is known where its file's, folder's or model's name holds a known quant's, or where the exact
+    comparison lies beside it; ``divergence`` is that comparison's mean, in nats.
     """
 
     label: str
@@ -116,7 +116,8 @@ def _compared(folder: Path, report: Mapping[str, Any], profile: ModelProfile) ->
     model = report["candidate"]["model"]
     exact = read_exact(folder)
     cost = report.get("cost")
-    size = _size(f"{folder.name} {model}", profile)
+    file = (report.get("made_by") or {}).get("candidate_file")
+    size = _size(file or "", profile) or _size(f"{folder.name} {model}", profile)
     return Compared(
         label=folder.name,
         model=model,

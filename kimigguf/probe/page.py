@@ -8,7 +8,6 @@ from importlib.resources import files
 from string import Template
 from typing import Any, Final
 
-from kimigguf import __version__
 from kimigguf.probe.calls import Arm, Call, Fault, Reply
 from kimigguf.probe.client import Endpoint
 from kimigguf.probe.cost import cost_rows
@@ -57,7 +56,7 @@ def page(
         items="\n".join(_items(scores, suite, calls)),
         settings=_table(
             ["", "value"],
-            [[name, str(value)] for name, value in {**settings, "kimigguf": __version__}.items()],
+            [[name.replace("_", " "), "-" if value is None else str(value)] for name, value in settings.items()],
         ),
     )
 

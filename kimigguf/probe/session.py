@@ -1,11 +1,15 @@
 """One comparison from request to finding: what it would cost is agreed on before anything is asked."""
 
+import os
+import platform
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
+from kimigguf import __version__
+from kimigguf.engines.endpoint import Limits
 from kimigguf.errors import UsageError
 from kimigguf.events import Listener, Notice
 from kimigguf.probe import token_level
@@ -106,10 +110,12 @@ def probe(request: Request, environ: Mapping[str, str], *, agree: Agree, listen:
     ):
         left = Side(asker=judged, endpoint=judged.endpoint(request.candidate_model))
         right = Side(asker=standard, endpoint=standard.endpoint(request.reference_model or known.model))
-        suite, left_out = served(suite, judged.context_tokens())
+        server = judged.limits()
+        suite, left_out = served(suite, server.context_tokens)
         _tell(suite, left_out, listen)
         judge_usd = 0.0 if judging is None else judging.most_usd or 0.0
-        calls = _ask(request, suite, left, right, agree=agree, listen=listen, judge_usd=judge_usd)
+        described = _described(request, suite, left.endpoint, right.endpoint, server)
+        calls = _ask(request, suite, left, right, described, agree=agree, listen=listen, judge_usd=judge_usd)
         tokens = None
         if request.token_level:
             tokens = token_level.compare_tokens(
@@ -152,6 +158,7 @@ def probe(request: Request, environ: Mapping[str, str], *, agree: Agree, listen:
         spent_usd=spent,
         opinion=opinion,
         left_out=left_out,
+        made_by=described | _circumstances(request, server),
     )
 
 
@@ -200,14 +207,28 @@ def _purse(request: Request, known: Reference, suite: Suite) -> Purse | None:
     return Purse(known.prices, request.budget_usd)
 
 
-def _described(request: Request, suite: Suite, left: Endpoint, right: Endpoint) -> dict[str, Any]:
-    """What a run must have in common with one that it continues."""
+def _described(request: Request, suite: Suite, left: Endpoint, right: Endpoint, server: Limits) -> dict[str, Any]:
+    """What a run must have in common with one that it continues: another quant at the same address is another run."""
     return {
         "suite_sha256": suite.sha256,
         "candidate": [left.url, left.model],
+        "candidate_file": server.model_file,
         "reference": [right.url, right.model],
         "max_tokens": request.max_tokens,
         "temperature": request.temperature,
+    }
+
+
+def _circumstances(request: Request, server: Limits) -> dict[str, Any]:
+    """What else it takes to make the run again."""
+    return {
+        "suite": request.suite,
+        "seed": request.seed,
+        "parallel": request.parallel,
+        "candidate_build": server.build,
+        "candidate_context_tokens": server.context_tokens,
+        "asked_from": f"{platform.platform()}, {os.cpu_count()} processors",
+        "kimigguf": __version__,
     }
 
 
@@ -216,13 +237,14 @@ def _ask(
     suite: Suite,
     left: Side,
     right: Side,
+    described: Mapping[str, Any],
     *,
     agree: Agree,
     listen: Listener,
     judge_usd: float,
 ) -> tuple[Call, ...]:
     stored = reference_calls(request.reference_run, suite, right.endpoint) if request.reference_run else ()
-    with open_store(request.out, _described(request, suite, left.endpoint, right.endpoint)) as store:
+    with open_store(request.out, described) as store:
         store.take_over(call for call in stored if call.repeat < request.repeats)
         done = {(call.arm, call.item, call.repeat) for call in store.calls}
         left_over = sum(job.key not in done and job.arm is not Arm.CANDIDATE for job in jobs(suite, request.repeats))
@@ -266,13 +288,15 @@ def _finding(
     spent_usd: float | None,
     opinion: Judged | None,
     left_out: int,
+    made_by: Mapping[str, Any],
 ) -> Finding:
     exact = None if request.out is None else read_exact(request.out)
     answer = {**record(scores, candidate, reference, spent_usd=spent_usd), "exact": exact}
     answer["judged"] = None if opinion is None else asdict(opinion)
     answer["left_out"] = left_out
+    answer["made_by"] = dict(made_by)
     if request.out is not None:
-        settings = _described(request, suite, candidate, reference)
+        settings = dict(made_by)
         settings |= {} if opinion is None else {"judge": sentence(opinion)}
         settings |= {"left out": f"{left_out} questions that the candidate's context does not hold"} if left_out else {}
         html = page(scores, suite, calls, candidate=candidate, reference=reference, settings=settings, exact=exact)

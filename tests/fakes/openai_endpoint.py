@@ -57,6 +57,8 @@ class Endpoint:
     lists_models: bool = True
     embeds: bool = False
     """Whether texts get vectors: (3, 4, 12) times their length, or that over 13 where normalized."""
+    file: str = ""
+    """The model's file, which llama-server tells with its build."""
     bodies: list[dict[str, Any]] = field(default_factory=list)
     keys: list[str] = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -71,9 +73,9 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         if self.path == "/props":
-            self._send(
-                200, json.dumps({"default_generation_settings": {"n_ctx": 4096}, "chat_template": "{{ x }}"}).encode()
-            )
+            props = {"default_generation_settings": {"n_ctx": 4096}, "chat_template": "{{ x }}"}
+            told = {"build_info": "b7-abc", "model_path": self.endpoint.file} if self.endpoint.file else {}
+            self._send(200, json.dumps(props | told).encode())
             return
         if self.path != "/v1/models" or not self.endpoint.lists_models:
             self._error(Refuse(status=404, message="not here"))

@@ -7,11 +7,13 @@ from pathlib import Path
 import pytest
 from fakes.openai_endpoint import Endpoint, Refuse, Say, serve
 
+from kimigguf.catalogue.profiles import load_model
 from kimigguf.errors import MachineError, NetworkError, UsageError
 from kimigguf.events import Event, ignore
 from kimigguf.probe import sandbox
 from kimigguf.probe.calls import Arm, Fault, FaultKind, Reply, Trial
 from kimigguf.probe.client import Asker, Settings
+from kimigguf.probe.compare import compare
 from kimigguf.probe.run import Side, Store, jobs, open_store, run
 from kimigguf.probe.sandbox import closed
 from kimigguf.probe.score import score
@@ -229,3 +231,23 @@ def test_long_questions_are_asked_as_far_as_the_served_context_goes(tmp_path: Pa
         served(Suite(name="x", items=whole.items[2:4]), 4096)
     assert error.value.code == "context-too-small"
     assert served(whole, None) == (whole, 0)
+
+
+def test_a_run_says_what_it_takes_to_make_it_again_and_another_quant_does_not_go_on_with_it(tmp_path: Path) -> None:
+    suite = tmp_path / "sums.toml"
+    suite.write_text('name = "sums"\nmax_tokens = 64\nseed = 5\n[generate]\nproduct = 2\n')
+    out = tmp_path / "probe"
+    with serve(lambda _b, _n: Say(content="4")) as candidate:
+        candidate.file = "/models/k3/Kimi-K3-UD-IQ1_M-00001-of-00015.gguf"
+        request = Request(candidate=candidate.url, reference=candidate.url, suite=str(suite), seed=7, out=out)
+        made = probe(request, {}, agree=lambda _usd: False, listen=ignore).answer["made_by"]
+        candidate.file = "/models/k3/Kimi-K3-UD-IQ1_S-00001-of-00014.gguf"
+        with pytest.raises(UsageError, match="another candidate_file") as error:
+            probe(request, {}, agree=lambda _usd: False, listen=ignore)
+    assert error.value.code == "other-run"
+    assert (made["candidate_file"], made["candidate_build"]) == ("Kimi-K3-UD-IQ1_M-00001-of-00015.gguf", "b7-abc")
+    assert (made["suite"], made["seed"], made["candidate_context_tokens"]) == (str(suite), 7, 4096)
+    assert made["suite_sha256"] == load_suite(str(suite), {}, seed=7).sha256
+    size = compare([out], load_model(environ={})).runs[0].size_bytes
+    assert size is not None
+    assert "b7-abc" in (out / "report.html").read_text()
