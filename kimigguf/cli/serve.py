@@ -4,7 +4,7 @@ import time
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 from click.core import ParameterSource
@@ -15,8 +15,10 @@ from kimigguf.cli.show import output_options
 from kimigguf.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
+    from kimigguf.engines.diagnose import EngineDiedError
     from kimigguf.engines.request import Request
     from kimigguf.engines.session import Prepared
+    from kimigguf.engines.watchdog import Restarts
 
 _PLAN_OWNS: Final[Mapping[str, str]] = {
     "context_tokens": "--context",
@@ -110,7 +112,6 @@ def command(app: App, /, **options: Any) -> int:  # noqa: ANN401 -- click's pars
 def _serve(app: App, request: "Request", name: str) -> int:
     """Prepare the server, and start its engine again as often as was asked for; returns where none is started."""
     from kimigguf.cli.serve_show import preflight_record, show_misfit, show_preflight
-    from kimigguf.engines.diagnose import EngineDiedError
     from kimigguf.engines.session import prepare_session
     from kimigguf.engines.watchdog import Restarts
     from kimigguf.placement.place import Shortfall
@@ -126,22 +127,13 @@ def _serve(app: App, request: "Request", name: str) -> int:
         return ExitCode.ANSWERED_NO if prepared.blocked else ExitCode.DONE
     restarts = Restarts() if request.restart == "on-failure" else None
     while True:
-        try:
-            _serve_once(app, prepared)
-        except EngineDiedError as error:
-            if restarts is None:
-                raise
-            seconds = restarts.seconds_before_next(ready_seconds=error.ready_seconds, may_pass=error.may_pass)
-            if seconds is None:
-                raise
-            app.show.error(error)
-            app.show.note(f"starting it again in {seconds:.0f} s")
-            time.sleep(seconds)
+        _serve_once(app, prepared, restarts)
 
 
-def _serve_once(app: App, prepared: "Prepared") -> NoReturn:
-    """Start the engine, say how to reach it, and stay until it ends, which is always an error or an interruption."""
+def _serve_once(app: App, prepared: "Prepared", restarts: "Restarts | None") -> None:
+    """Start the engine, say how to reach it, and stay until it ends; returns where it is to be started again."""
     from kimigguf.cli.serve_show import ready_record, show_ready
+    from kimigguf.engines.diagnose import EngineDiedError
     from kimigguf.engines.session import read_ahead, registered, start
     from kimigguf.events import Notice
     from kimigguf.ollama.beside import held, running
@@ -152,13 +144,29 @@ def _serve_once(app: App, prepared: "Prepared") -> NoReturn:
         taken = ends.enter_context(held(port)) if (port := prepared.request.ollama_port) is not None else None
         session = ends.enter_context(start(prepared))
         ends.enter_context(registered(session, app.environ))
-        with app.show.progress() as listen:
-            session.wait_ready(listen)
-        if taken is not None:
-            address = session.server.address
-            ends.enter_context(running(taken, address.url, prepared.key, address.trust, app.show.note))
-        app.show.answer(ready_record(session), lambda console: show_ready(console, session))
-        session.server.wait(lambda event: app.show.note(event.text) if isinstance(event, Notice) else None)
+        try:
+            with app.show.progress() as listen:
+                session.wait_ready(listen)
+            if taken is not None:
+                address = session.server.address
+                ends.enter_context(running(taken, address.url, prepared.key, address.trust, app.show.note))
+            app.show.answer(ready_record(session), lambda console: show_ready(console, session))
+            session.server.wait(lambda event: app.show.note(event.text) if isinstance(event, Notice) else None)
+        except EngineDiedError as error:
+            # Within the registration: whoever stops the server meanwhile finds it.
+            _wait_for_next(app, error, restarts)
+
+
+def _wait_for_next(app: App, error: "EngineDiedError", restarts: "Restarts | None") -> None:
+    """Wait as long as a server that died so is to be left alone. Raises ``error`` where it is not to be started."""
+    seconds = None
+    if restarts is not None:
+        seconds = restarts.seconds_before_next(ready_seconds=error.ready_seconds, may_pass=error.may_pass)
+    if seconds is None:
+        raise error
+    app.show.error(error)
+    app.show.note(f"starting it again in {seconds:.0f} s")
+    time.sleep(seconds)
 
 
 def _check_bridge(port: int, engine_port: int) -> None:
@@ -168,7 +176,7 @@ def _check_bridge(port: int, engine_port: int) -> None:
         raise UsageError(
             f"the ports for the engine and for Ollama's clients are both {port}",
             code="same-port",
-            hint=f"choose another: kimigguf serve UD-IQ1_M --ollama-port {another_port(port)}",
+            hint=f"choose another: --ollama-port {another_port(port)}",
         )
     check_bridge(port)
 

@@ -93,7 +93,8 @@ class Life(StrEnum):
     """The engine lives and does not answer: it hangs, or is not listening yet."""
     ORPHANED = "orphaned"
     """The engine lives and its supervisor does not."""
-    GONE = "gone"
+    ENDED = "ended"
+    """The engine has ended; its supervisor starts it again after a while, or is about to end too."""
 
 
 def check_name(name: str) -> str:
@@ -114,7 +115,7 @@ def check_name(name: str) -> str:
 def life_of(entry: Entry) -> Life:
     """What the server is doing now."""
     if entry.engine.process() is None:
-        return Life.GONE
+        return Life.ENDED
     if entry.supervisor.process() is None:
         return Life.ORPHANED
     answer = get(entry.address, "/health", seconds=2.0)
@@ -124,14 +125,14 @@ def life_of(entry: Entry) -> Life:
 
 
 def entries(folder: Path) -> tuple[Entry, ...]:
-    """Every server with a living engine, by name. Files of servers that are gone are removed."""
+    """Every server with a living engine or supervisor, by name. Files of servers that are gone are removed."""
     found = []
     for path in sorted(folder.glob("*.json")):
         entry = _read(path)
-        if entry is not None and entry.engine.process() is not None:
-            found.append(entry)
-        elif not _names_living(path):
+        if not _names_living(path):
             _clear(path)
+        elif entry is not None and (entry.engine.process() or entry.supervisor.process()):
+            found.append(entry)
     return tuple(found)
 
 

@@ -124,7 +124,7 @@ def _bind(port: int) -> socket.socket:
             f"{HOST}:{port} cannot be had for --ollama-api",
             code="port-in-use" if error.errno == errno.EADDRINUSE else "port-unusable",
             cause=f"{error.strerror}; {DEFAULT_PORT} is Ollama's own, if it runs here",
-            hint=f"choose another: kimigguf serve UD-IQ1_M --ollama-port {another_port(port)}",
+            hint=f"choose another: --ollama-port {another_port(port)}",
         ) from error
     return made
 

@@ -194,7 +194,7 @@ class Bridge:
         headers = self._unheeded(wanted)
         lines = self._lines(wanted, answer)
         try:
-            if body.get("stream", True):
+            if body.get("stream") is not False:  # null is as good as nothing
                 # What goes wrong before the first line still has a status of its own.
                 first = await while_there(request, anext(lines))
                 return StreamingResponse(written(first, lines), headers=headers, media_type="application/x-ndjson")

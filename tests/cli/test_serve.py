@@ -5,6 +5,7 @@ import socket
 import sys
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from fakes.processes import free_port
 
 from kimigguf.cli.app import App, run
 from kimigguf.cli.show import Show
-from kimigguf.engines.registry import reserved
+from kimigguf.engines.registry import Life, entries, life_of, reserved
 from kimigguf.engines.request import Request
 from kimigguf.engines.watchdog import Restarts
 from kimigguf.hardware.detect import LIMIT_SECONDS, PATIENT_LIMIT_SECONDS, detect
@@ -43,7 +44,8 @@ def environ(tmp_path: Path) -> dict[str, str]:
 
 
 def serve(environ: dict[str, str], *argv: str) -> int:
-    return run(["serve", "--json", *argv], App(show=Show(), environ=environ))
+    port = () if "--port" in argv else ("--port", str(free_port()))  # 8080 may be anybody's
+    return run(["serve", "--json", *port, *argv], App(show=Show(), environ=environ))
 
 
 def refused(capsys: pytest.CaptureFixture[str], environ: dict[str, str], *argv: str) -> tuple[int, dict[str, Any]]:
@@ -413,9 +415,16 @@ def test_only_what_can_pass_is_started_again(
     starts: int,
 ) -> None:
     monkeypatch.setattr("kimigguf.engines.watchdog.Restarts", partial(Restarts, at_most=1))
+    found: list[Life] = []
+
+    def sleep(_seconds: float) -> None:
+        found.extend(map(life_of, entries(tmp_path / "state" / "kimigguf" / "servers")))
+
+    monkeypatch.setattr("kimigguf.cli.serve.time", SimpleNamespace(sleep=sleep))
     fake = environ | play(tmp_path, mode)
     argv = (str(tiny), "--port", str(free_port()), "--no-selftest", "--restart", "on-failure")
     assert serve(fake, *argv) == 6
+    assert found == [Life.ENDED] * (starts - 1)  # so that stop finds what would be started again
     assert (tmp_path / "starts").read_text().count("x") == starts
     assert capsys.readouterr().err.count("kimigguf.error/1") == starts
 

@@ -78,7 +78,7 @@ def test_a_process_id_that_another_process_has_by_now_is_not_taken_for_ours(tmp_
     before_reboot = replace(me(), started=me().started - 1000)
     assert before_reboot.process() is None
     other = entry(supervisor=before_reboot, engine=before_reboot)
-    assert life_of(other) is Life.GONE
+    assert life_of(other) is Life.ENDED
     stop(other, grace_seconds=0.1)  # this test would end here
     assert is_running(os.getpid())
 
@@ -88,6 +88,13 @@ def test_files_of_servers_that_are_gone_are_cleared(tmp_path: Path) -> None:
     with entered(tmp_path, entry(supervisor=gone, engine=gone)):
         assert entries(tmp_path) == ()
         assert list(tmp_path.glob("[!.]*")) == []
+
+
+def test_a_server_that_waits_to_be_started_again_is_found(tmp_path: Path) -> None:
+    waiting = entry(engine=ended())
+    with entered(tmp_path, waiting):
+        assert entries(tmp_path) == (waiting,)
+        assert life_of(waiting) is Life.ENDED
 
 
 @pytest.mark.parametrize("content", ["", "{}", "no json", json.dumps({"schema": "kimigguf.server/9"})])

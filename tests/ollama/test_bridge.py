@@ -217,8 +217,9 @@ def test_what_a_request_does_not_get_stands_in_a_header_and_is_told_once() -> No
     body = {"model": "kimi-k3", "messages": HELLO, "options": options, "keep_alive": "5m"}
     with both(lambda _body, _n: Say(content="Hi."), tell=told.append) as (client, _):
         url = f"{client._client.base_url}/api/chat"
-        answers = [httpx.post(url, json=body | more) for more in ({}, {"stream": False})]
+        answers = [httpx.post(url, json=body | more) for more in ({"stream": None}, {"stream": False})]
         plain = httpx.post(url, json={"model": "kimi-k3", "messages": HELLO})
+    assert [answer.headers["Content-Type"] for answer in answers] == ["application/x-ndjson", "application/json"]
     for answer in answers:
         header = answer.headers["X-Kimigguf-Unheeded"]
         assert "options.num_gpu: settled when the engine was started" in header
