@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from fakes.processes import free_port
 
 from kimigguf.catalogue.profiles import load_model
 from kimigguf.cli.app import App, run
@@ -84,7 +85,8 @@ def answers(capsys: pytest.CaptureFixture[str], tmp_path: Path, text: str, *name
     }
     found = []
     for name, *options in [command for command in COMMANDS if not names or command[0] in names]:
-        code = run([name, text, *options, "--json"], App(show=Show(), environ=environ))
+        port = ("--port", str(free_port())) if name == "serve" else ()  # 8080 may be anybody's
+        code = run([name, text, *options, *port, "--json"], App(show=Show(), environ=environ))
         lines = [json.loads(line) for line in capsys.readouterr().err.splitlines() if line.startswith("{")]
         error = next((line for line in lines if line["schema"] == "kimigguf.error/1"), {"code": "", "hint": ""})
         found.append((code, error["code"], error["hint"]))
