@@ -60,11 +60,12 @@ def last_log(app: App, name: str | None) -> Path | None:
 
 
 def _told(folder: Path, name: str) -> Path | None:
-    """The log that a server in the background named in its answer."""
+    """The log that a server in the background named in its last answer: each start of its engine adds one."""
     if "/" in name:
         return None
     try:
-        answer = json.loads((folder / f"{name}.out").read_text(encoding="utf-8"))
+        text = (folder / f"{name}.out").read_text(encoding="utf-8")
+        answer = json.loads(text[max(0, text.rfind("\n{\n")) :])
     except (OSError, ValueError):
         return None
     log = answer.get("log") if isinstance(answer, dict) else None

@@ -82,7 +82,8 @@ def test_a_server_with_a_name_of_its_own_is_found_by_what_it_answered(
 ) -> None:
     mine = write(logs / "serve-9000-1.log", "mine\n", age_seconds=60)
     write(logs / "serve-9000-2.log", "somebody else's later\n", age_seconds=1)
-    (logs / "evening.out").write_text(json.dumps({"schema": "kimigguf.serve/1", "log": str(mine)}))
+    answers = [{"schema": "kimigguf.serve/1", "log": log, "in": {"a": 1}} for log in ("gone", str(mine))]
+    (logs / "evening.out").write_text("".join(json.dumps(answer, indent=2) + "\n" for answer in answers))
     assert call(tmp_path, "logs", "--name", "evening") == 0
     assert capsys.readouterr().out == "mine\n"
     assert call(tmp_path, "logs", "--name", "morning") == 2
