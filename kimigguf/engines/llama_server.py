@@ -309,7 +309,8 @@ class Server:
 
         def say(text: str) -> None:
             self._child.note(text)
-            listen(Notice(text=text))
+            with suppress(OSError):  # a terminal that was closed, a reader that has gone: no reason to end a server
+                listen(Notice(text=text))
 
         try:
             self._watch(say)
