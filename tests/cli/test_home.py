@@ -10,6 +10,7 @@ from kimigguf.catalogue.header_cache import cache_dir
 from kimigguf.cli.app import App, run
 from kimigguf.cli.show import Show
 from kimigguf.download.store import named_models_dir
+from kimigguf.engines.discover import places
 from kimigguf.home import from_home
 
 NOBODY = "~no-such-user"
@@ -48,4 +49,5 @@ def test_a_home_that_nobody_has_in_the_environment_is_no_bug(tmp_path: Path, mon
     monkeypatch.chdir(tmp_path)
     environ = {"HF_TOKEN_PATH": f"{NOBODY}/token", "KIMIGGUF_CACHE": NOBODY, "KIMIGGUF_MODELS": NOBODY}
     assert token(environ) is None
+    assert str(places({}, f"{NOBODY}/bin")[0][0]).endswith(f"{NOBODY}/bin")
     assert (cache_dir(environ), named_models_dir(environ)) == (tmp_path / NOBODY, tmp_path / NOBODY)
