@@ -32,6 +32,9 @@ DEPTHS: Final = (0.02, 0.5, 0.98, 0.25, 0.75)
 def make(template: str, count: int, seed: int) -> tuple[Item, ...]:
     """``count`` items of a template, no two alike. A higher count leaves the first ones as they are.
 
+    Each is a cluster of its own: the templates are chosen, not drawn, and only the questions in them are chance. What
+    is found holds for these kinds of questions; whoever would speak for other kinds too must ask those.
+
     Raises:
         UsageError: ``bad-suite`` for a template that there is not.
     """

@@ -1,7 +1,9 @@
 """Intervals for paired differences, and what they can bear. Pure; the resampling and the distributions are scipy's.
 
 Every item gives one difference (candidate less reference, averaged over its repeats). What is drawn again is the
-cluster, so that variants of one template, which fail together, are not taken for so many independent samples. The
+cluster, so that variants of one question that a suite's author calls so (``template``), which fail together, are not
+taken for so many independent samples. Generated questions are clusters of their own: of the fixed kinds that a suite
+names they are independent draws, and drawing them again regardless of kind makes an interval wider, if anything. The
 intervals shown hold each metric's truth in 95 % of cases, for itself alone. Whether a metric is called worse or better
 is decided on its p-value corrected over all metrics of the report (Holm), and that p-value comes from the same
 resampling: a metric that is called worse or better has an interval without zero. The other way round does not hold: an

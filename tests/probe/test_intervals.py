@@ -163,6 +163,24 @@ def arms(sizes: list[int], *, lost: float) -> Draw:
     return draw
 
 
+def kinds(count: int, questions: int, *, lost: float) -> tuple[Draw, float]:
+    """Generated questions: the kinds and their hardness stay as they are, the questions are drawn; and the truth."""
+    once = random.Random("kinds")
+    shares = [once.betavariate(2, 1) for _ in range(count)]
+
+    def draw(chance: random.Random) -> list[list[float]]:
+        return [
+            [
+                float(chance.random() < share * (1 - lost))
+                - (float(chance.random() < share) + float(chance.random() < share)) / 2
+            ]
+            for share in shares
+            for _ in range(questions)
+        ]
+
+    return draw, -lost * sum(shares) / count
+
+
 UNEQUAL = [1, 1, 2, 3, 4, 5, 6, 7, 8, 9] * 3
 SIMULATIONS = {
     "quick: 30 paired answers": (answers(30, worse=0.20, better=0.05), -0.15),
@@ -172,6 +190,7 @@ SIMULATIONS = {
     "30 templates of unequal size": (arms(UNEQUAL, lost=0.10), -0.08),
     "20 templates of unequal size": (arms(UNEQUAL[:20], lost=0.10), -0.08),
     "standard: three arms": (arms([1] * 180, lost=0.10), -0.08),
+    "standard: 25 kinds of 9 questions": kinds(25, 9, lost=0.10),
 }
 
 
