@@ -19,7 +19,7 @@ import hashlib
 import json
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, TypeAlias
@@ -304,9 +304,30 @@ def _code_problem(code: str) -> str | None:
 def _schema_problem(schema: Mapping[str, Any]) -> str | None:
     from jsonschema import Draft202012Validator  # noqa: PLC0415 -- needed by suites that use it only
     from jsonschema.exceptions import SchemaError  # noqa: PLC0415 -- as above
+    from referencing import Registry  # noqa: PLC0415 -- as above
+    from referencing.exceptions import Unresolvable  # noqa: PLC0415 -- as above
+    from referencing.jsonschema import DRAFT202012  # noqa: PLC0415 -- as above
 
+    plain = json.loads(json.dumps(schema))
     try:
-        Draft202012Validator.check_schema(json.loads(json.dumps(schema)))
+        Draft202012Validator.check_schema(plain)
     except SchemaError as error:
         return f"its schema is none: {error.message}"
+    resolver = Registry().resolver_with_root(DRAFT202012.create_resource(plain))
+    for reference in _references(plain):
+        try:
+            resolver.lookup(reference)
+        except Unresolvable:  # by checking an answer with it, a file or an address would be looked for
+            return f"its schema refers to {reference!r}, which is not in it"
     return None
+
+
+def _references(schema: Any) -> Iterator[str]:  # noqa: ANN401 -- JSON is of any type
+    """Every ``$ref`` in a schema."""
+    if isinstance(schema, dict):
+        if isinstance(schema.get("$ref"), str):
+            yield schema["$ref"]
+        schema = list(schema.values())
+    if isinstance(schema, list):
+        for part in schema:
+            yield from _references(part)

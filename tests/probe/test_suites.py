@@ -112,6 +112,8 @@ def test_a_suite_of_ones_own_is_a_few_lines_of_toml_or_jsonl(tmp_path: Path) -> 
             "neg",
         ),
         (f'{_ITEM}check = {{ kind = "json-schema", schema = {{ type = "objekt" }} }}\n', "schema"),
+        (f'{_ITEM}check = {{ kind = "json-schema", schema = {{ "$ref" = "file:///etc/passwd" }} }}\n', "refers to"),
+        (f'{_ITEM}check = {{ kind = "json-schema", schema = {{ items = {{ "$ref" = "#/a" }} }} }}\n', "refers to"),
         ('name = "x"\n[[items]]\nid = "a"\nprompt = "b"\npromt = "c"\n', "promt"),
         (f'{_ITEM}check = {{ kind = "python-test", code = "assert (" }}\n', "no Python"),
         (f'{_ITEM}check = {{ kind = "python-test", code = " " }}\n', "no code"),
