@@ -145,7 +145,7 @@ def _quant(source: Source) -> Iterator[Check]:
 
 def _files(source: Source) -> Check:
     if not source.files:
-        absent = not_here(source.label, source.folder, hint=f"kimigguf download {source.label}")
+        absent = not_here(source.label, source.folder, hint=f"kimigguf download {source.pasted}")
         check = blocked("files", absent.message, code=absent.code, hint=str(absent.hint), blame=Blame.FILES)
         return replace(check, cause=absent.cause)
     if source.unreadable:

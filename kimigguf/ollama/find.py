@@ -39,8 +39,9 @@ def find_source(text: str, environ: Mapping[str, str], models_dir: Path | None =
             architecture=profile.architecture,
             size_bytes=found.quant.size_bytes,
             folder=models,
+            models_dir=models_dir,
         )
-    return replace(describe(found, profile), named=text)
+    return replace(describe(found, profile), named=text, models_dir=models_dir)
 
 
 def _must_open(path: Path) -> None:

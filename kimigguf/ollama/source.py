@@ -31,7 +31,8 @@ class Source:
     ``folder`` is where they lie, or the models folder below which they would. ``unread_tensors`` counts tensors of
     types that mainline llama.cpp does not know. ``projectors`` are the names of ``mmproj`` files beside the shards,
     ``links`` of files that are symbolic links, ``unreadable`` of those that this user may not read. ``template`` is
-    the chat template in the first shard, None where it has none or was not read. ``named`` is what the user called it.
+    the chat template in the first shard, None where it has none or was not read. ``named`` is what the user called it,
+    ``models_dir`` the models folder that was named for it.
     """
 
     label: str
@@ -46,11 +47,13 @@ class Source:
     unreadable: tuple[str, ...] = ()
     template: str | None = None
     named: str | None = None
+    models_dir: Path | None = None
 
     @property
     def pasted(self) -> str:
         """The set in a command to be pasted."""
-        return shlex.quote(self.named or self.label)
+        place = () if self.models_dir is None else ("--models-dir", str(self.models_dir))
+        return shlex.join((self.named or self.label, *place))
 
     @property
     def pasted_folder(self) -> str:

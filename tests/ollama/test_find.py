@@ -36,6 +36,14 @@ def test_a_quant_of_the_same_name_from_another_repository_is_not_registered(tmp_
     assert find_source("UD-IQ1_S", {}, tmp_path).folder == own
 
 
+def test_what_is_to_be_pasted_means_the_same_models_folder(tmp_path: Path) -> None:
+    place = tmp_path / "my models"
+    assert find_source("iq1_s", {}, place).pasted == f"UD-IQ1_S --models-dir '{place}'"
+    assert find_source("iq1_s", {"KIMIGGUF_MODELS": str(place)}).pasted == "UD-IQ1_S"
+    stored(place, load_model(environ={}).repository.id or "")
+    assert find_source("iq1_s", {}, place).pasted == f"iq1_s --models-dir '{place}'"
+
+
 def test_a_set_of_another_repository_can_be_named_by_its_path(tmp_path: Path) -> None:
     folder = stored(tmp_path, "somebody/Kimi-K3-retrained-GGUF")
     found = find_source(str(folder), {})
