@@ -118,7 +118,7 @@ def test_nothing_stands_between_a_client_and_the_engine(kind: str, place: Place)
 def test_an_answer_on_its_way_is_not_cut_off_by_a_stop(place: Place) -> None:
     """It is streamed to its end although the server is told to stop in the midst of it."""
     log = Path(place.start()["log"])
-    body = {"prompt": "Hello", "max_tokens": 400, "stream": True, "ignore_eos": True}
+    body = {"prompt": "Hello", "max_tokens": 300, "stream": True, "ignore_eos": True}
     request = urllib.request.Request(
         f"http://127.0.0.1:{place.port}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
     )
