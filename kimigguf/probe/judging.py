@@ -10,7 +10,7 @@ from kimigguf.events import Listener, Notice
 from kimigguf.probe.calls import Call
 from kimigguf.probe.client import Asker, Settings
 from kimigguf.probe.judge import Judged, ask_judge, judged, most_usd, rubrics
-from kimigguf.probe.references import Purse, Reference, find_reference
+from kimigguf.probe.references import Purse, Reference, find_reference, prices_within
 from kimigguf.probe.suites import Suite
 
 
@@ -48,13 +48,8 @@ def prepare(
             listen(Notice(text=f"no question of {suite.name} has a rubric: the judge is not asked"))
         return None
     known = find_reference(name, environ)
-    if known.prices is None:
-        if budget_usd is not None:
-            raise UsageError(
-                f"nobody has written down what the judge {known.name} charges, so no budget can be held",
-                code="no-price",
-                hint="write usd_per_million_input and usd_per_million_output into a profile of yours in references",
-            )
+    prices = prices_within(known, f"the judge {known.name}", budget_usd)
+    if prices is None:
         return Judging(known=known, model=model, most_usd=None)
     if max_tokens is None:
         raise UsageError(
@@ -62,7 +57,7 @@ def prepare(
             code="no-token-bound",
             hint="--max-tokens 4096",
         )
-    return Judging(known=known, model=model, most_usd=most_usd(known.prices, suite, max_tokens, repeats))
+    return Judging(known=known, model=model, most_usd=most_usd(prices, suite, max_tokens, repeats))
 
 
 def judge_calls(

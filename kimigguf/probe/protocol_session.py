@@ -11,7 +11,7 @@ from kimigguf.events import Step as Told
 from kimigguf.probe.calls import Fault, FaultKind, Outcome
 from kimigguf.probe.client import KEY_VARIABLES, Asker, Endpoint, Settings, stopped
 from kimigguf.probe.protocol import STEPS, Check, Step, checks, parity, worse
-from kimigguf.probe.references import Prices, Purse, Reference, agree_to_unknown, find_reference
+from kimigguf.probe.references import Prices, Purse, Reference, agree_to_unknown, find_reference, prices_within
 
 _FATAL: Final = {FaultKind.KEY, FaultKind.CONNECTION}
 _MOST_TURNS_COUNTED: Final = 3
@@ -88,22 +88,17 @@ def look(
 
 
 def _purse(known: Reference, request: Request, agree: Callable[[float | None], bool]) -> Purse | None:
-    if known.prices is None:
-        if request.budget_usd is not None:
-            raise UsageError(
-                f"nobody has written down what {known.name} charges, so no budget can be held",
-                code="no-price",
-                hint="write usd_per_million_input and usd_per_million_output into a profile of yours in references",
-            )
+    prices = prices_within(known, known.name, request.budget_usd)
+    if prices is None:
         return None
-    most = most_usd(known.prices, request.max_tokens)
+    most = most_usd(prices, request.max_tokens)
     if request.budget_usd is None and not agree(most):
         raise UsageError(
             f"the reference may cost up to ${most:.2f}, and that was not agreed to",
             code="cost-not-agreed",
             hint="add --yes, or --budget-usd 1",
         )
-    return Purse(known.prices, most if request.budget_usd is None else request.budget_usd)
+    return Purse(prices, most if request.budget_usd is None else request.budget_usd)
 
 
 def most_usd(prices: Prices, max_tokens: int) -> float:

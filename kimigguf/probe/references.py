@@ -83,6 +83,21 @@ def _place(url: str) -> tuple[str, str]:
     return parts.netloc.lower(), parts.path.rstrip("/").removesuffix("/v1")
 
 
+def prices_within(known: Reference, who: str, budget_usd: float | None) -> Prices | None:
+    """What it charges; None where nobody has written that down and there is no budget to hold.
+
+    Raises:
+        UsageError: ``no-price`` where there is one.
+    """
+    if known.prices is None and budget_usd is not None:
+        raise UsageError(
+            f"nobody has written down what {who} charges, so no budget can be held",
+            code="no-price",
+            hint="write usd_per_million_input and usd_per_million_output into a profile of yours in references",
+        )
+    return known.prices
+
+
 def agree_to_unknown(
     asked: Mapping[str, Reference | None], environ: Mapping[str, str], agree: Callable[[float | None], bool]
 ) -> None:

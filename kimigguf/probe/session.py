@@ -2,7 +2,7 @@
 
 import os
 import platform
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -17,7 +17,8 @@ from kimigguf.probe.calls import Arm, Call
 from kimigguf.probe.client import KEY_VARIABLES, Asker, Endpoint, Settings
 from kimigguf.probe.cost import Costs, economics, load_costs
 from kimigguf.probe.judge import Judged, sentence
-from kimigguf.probe.judging import judge_calls, prepare
+from kimigguf.probe.judging import Judging, judge_calls, prepare
+from kimigguf.probe.logprobs import TokenLevel
 from kimigguf.probe.page import page
 from kimigguf.probe.references import (
     Purse,
@@ -26,6 +27,7 @@ from kimigguf.probe.references import (
     check_temperature,
     find_reference,
     most_usd,
+    prices_within,
 )
 from kimigguf.probe.report import record
 from kimigguf.probe.run import Side, jobs, open_store, reference_calls, run, write_reports
@@ -89,16 +91,7 @@ def probe(request: Request, environ: Mapping[str, str], *, agree: Agree, listen:
     check_temperature(known, request.temperature)
     purse = _purse(request, known, suite)
     costs = Costs() if request.costs is None else load_costs(request.costs)
-    judging = prepare(
-        request.judge,
-        request.judge_model,
-        suite,
-        environ,
-        max_tokens=request.max_tokens or suite.max_tokens,
-        repeats=request.repeats,
-        budget_usd=request.budget_usd,
-        listen=listen,
-    )
+    judging = _judging(request, suite, environ, listen)
     asked = {KEY_VARIABLES["reference"]: known, KEY_VARIABLES["judge"]: None if judging is None else judging.known}
     agree_to_unknown(asked, environ, agree)
     settings = Settings(timeout_seconds=request.timeout_seconds, temperature=request.temperature)
@@ -116,38 +109,14 @@ def probe(request: Request, environ: Mapping[str, str], *, agree: Agree, listen:
         judge_usd = 0.0 if judging is None else judging.most_usd or 0.0
         described = _described(request, suite, left.endpoint, right.endpoint, server)
         calls = _ask(request, suite, left, right, described, agree=agree, listen=listen, judge_usd=judge_usd)
-        tokens = None
-        if request.token_level:
-            tokens = token_level.compare_tokens(
-                suite,
-                request.token_level,
-                left,
-                right,
-                pinned=known.temperature is not None,
-                folder=request.out,
-                reference_run=request.reference_run,
-                listen=listen,
-            )
+        tokens = _tokens(request, suite, left, right, pinned=known.temperature is not None, listen=listen)
     right_by_item = solved(suite, calls)
     prices = economics(calls, right_by_item, costs, known.prices, parallel=request.parallel)
     scores = replace(score(suite, calls, tolerance=request.tolerance), economics=prices, tokens=tokens)
     spent = None if purse is None else purse.spent_usd
     opinion = None
     if judging is not None:
-        opinion = judge_calls(
-            judging,
-            suite,
-            calls,
-            environ,
-            tolerance=request.tolerance,
-            left_usd=(
-                judging.most_usd if request.budget_usd is None else max(0.0, request.budget_usd - (spent or 0.0))
-            ),
-            folder=request.out,
-            parallel=request.parallel,
-            timeout_seconds=request.timeout_seconds,
-            listen=listen,
-        )
+        opinion = _opinion(request, judging, suite, calls, environ, spent_usd=spent or 0.0, listen=listen)
     return _finding(
         request,
         suite,
@@ -159,6 +128,62 @@ def probe(request: Request, environ: Mapping[str, str], *, agree: Agree, listen:
         opinion=opinion,
         left_out=left_out,
         made_by=described | _circumstances(request, server),
+    )
+
+
+def _judging(request: Request, suite: Suite, environ: Mapping[str, str], listen: Listener) -> Judging | None:
+    return prepare(
+        request.judge,
+        request.judge_model,
+        suite,
+        environ,
+        max_tokens=request.max_tokens or suite.max_tokens,
+        repeats=request.repeats,
+        budget_usd=request.budget_usd,
+        listen=listen,
+    )
+
+
+def _opinion(
+    request: Request,
+    judging: Judging,
+    suite: Suite,
+    calls: Sequence[Call],
+    environ: Mapping[str, str],
+    *,
+    spent_usd: float,
+    listen: Listener,
+) -> Judged:
+    """What the judge says, within what is left of the budget, or else of what was agreed to."""
+    budget = request.budget_usd
+    return judge_calls(
+        judging,
+        suite,
+        calls,
+        environ,
+        tolerance=request.tolerance,
+        left_usd=judging.most_usd if budget is None else max(0.0, budget - spent_usd),
+        folder=request.out,
+        parallel=request.parallel,
+        timeout_seconds=request.timeout_seconds,
+        listen=listen,
+    )
+
+
+def _tokens(
+    request: Request, suite: Suite, left: Side, right: Side, *, pinned: bool, listen: Listener
+) -> TokenLevel | None:
+    if not request.token_level:
+        return None
+    return token_level.compare_tokens(
+        suite,
+        request.token_level,
+        left,
+        right,
+        pinned=pinned,
+        folder=request.out,
+        reference_run=request.reference_run,
+        listen=listen,
     )
 
 
@@ -190,13 +215,8 @@ def _tell(suite: Suite, left_out: int, listen: Listener) -> None:
 
 
 def _purse(request: Request, known: Reference, suite: Suite) -> Purse | None:
-    if known.prices is None:
-        if request.budget_usd is not None:
-            raise UsageError(
-                f"nobody has written down what {known.name} charges, so no budget can be held",
-                code="no-price",
-                hint="write usd_per_million_input and usd_per_million_output into a profile of yours in references",
-            )
+    prices = prices_within(known, known.name, request.budget_usd)
+    if prices is None:
         return None
     if (request.max_tokens or suite.max_tokens) is None:
         raise UsageError(
@@ -204,7 +224,7 @@ def _purse(request: Request, known: Reference, suite: Suite) -> Purse | None:
             code="no-token-bound",
             hint="--max-tokens 4096",
         )
-    return Purse(known.prices, request.budget_usd)
+    return Purse(prices, request.budget_usd)
 
 
 def _described(request: Request, suite: Suite, left: Endpoint, right: Endpoint, server: Limits) -> dict[str, Any]:
