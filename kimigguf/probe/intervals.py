@@ -39,7 +39,7 @@ class Verdict(StrEnum):
     BETTER = "better"
     NOT_ENOUGH = "not-enough-samples"
     UNKNOWN = "unknown"
-    """There is no noise floor, so nothing can be said."""
+    """There is no noise floor, or all is noise, so nothing can be said."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -116,6 +116,26 @@ def test_without_a_second_reference_there_is_no_noise_floor_and_no_verdict() -> 
     assert found.verdict is Verdict.UNKNOWN
 
 
+def test_free_texts_that_differ_each_time_are_not_called_the_same_as_anything() -> None:
+    """No two of the reference's own answers are alike, so neither would be those of a candidate that is broken."""
+    free = Suite(name="free", items=tuple(Item(id=f"i{n}", prompt="?") for n in range(150)))
+    chance = random.Random(5)
+
+    def talk() -> list[Outcome]:
+        return [reply(f"text {chance.random()}") for _ in range(150)]
+
+    found = score(free, calls(150, candidate=talk(), reference=talk(), reference_again=talk()), tolerance=0.05)
+    assert metric(found, "same answer as the reference").verdict is Verdict.UNKNOWN
+    assert found.verdict is Verdict.UNKNOWN
+
+
+def test_a_reference_that_is_never_right_proves_nothing() -> None:
+    wrong: list[Outcome] = [reply("777") for _ in range(200)]
+    arms = {"candidate": wrong, "reference": wrong, "reference_again": wrong}
+    found = score(suite(200), calls(200, **arms), tolerance=0.05)
+    assert metric(found, "right answers").verdict is Verdict.UNKNOWN
+
+
 def test_variants_of_one_template_count_once() -> None:
     wrong: list[Outcome] = [reply("777")] * 60
     found = score(suite(60, template="the same"), calls(60, candidate=wrong), tolerance=0.05)
