@@ -37,6 +37,7 @@ _HEALTH_EVERY_SECONDS: Final = 2.0
 _HEALTH_SECONDS: Final = 10.0
 _SILENT_TIMES: Final = 3
 _DYING_SECONDS: Final = 10.0
+_SLOTS_SECONDS: Final = 2.0
 DRAIN_SECONDS: Final = 15.0
 """What requests in flight get on a stop. With what the engine itself gets it stays below the 30 s that ``stop``,
 Docker's and Kubernetes' patience last."""
@@ -162,9 +163,12 @@ def _connection(address: Address, seconds: float) -> http.client.HTTPConnection:
 
 def read_slots(address: Address, key: str | None) -> tuple[int | None, int | None]:
     """How many slots there are, and how many are at work; None where the server does not say."""
-    slots = get(address, "/slots", key=key, seconds=2.0)
+    return _slots(get(address, "/slots", key=key, seconds=_SLOTS_SECONDS))
+
+
+def _slots(answer: tuple[int, bytes] | None) -> tuple[int | None, int | None]:
     with suppress(ValueError, TypeError, AttributeError):
-        listed = json.loads(slots[1]) if slots and slots[0] == _OK else None
+        listed = json.loads(answer[1]) if answer and answer[0] == _OK else None
         if isinstance(listed, list):
             return len(listed), sum(bool(slot.get("is_processing")) for slot in listed)
     return None, None
@@ -321,13 +325,21 @@ class Server:
     def _drain(self, say: Callable[[str], None]) -> None:
         """Let the requests in flight come to their end, for a while. A second interruption ends the wait."""
         until = time.monotonic() + DRAIN_SECONDS
-        _, busy = read_slots(self.address, self._key)
+        busy = self._at_work()
         if busy:
-            say(f"{busy} request(s) in flight get up to {duration(DRAIN_SECONDS)} to end; Ctrl-C again ends them now")
+            say(f"{busy} in flight get up to {duration(DRAIN_SECONDS)} to end; Ctrl-C again ends them now")
         while busy and time.monotonic() < until and self._child.wait(_POLL_SECONDS) is None:
-            _, busy = read_slots(self.address, self._key)
+            busy = self._at_work()
         if busy:
-            say(f"{busy} request(s) were cut off")
+            say(f"{busy} were cut off")
+
+    def _at_work(self) -> str | None:
+        """Requests in flight, in words; None: there are none, or the server never tells."""
+        answer = get(self.address, "/slots", key=self._key, seconds=_SLOTS_SECONDS)
+        if answer is None:  # it answers between two batches, and one batch of a long prompt takes its time
+            return "requests" if self._child.exit() is None else None
+        _, busy = _slots(answer)
+        return f"{busy} request(s)" if busy else None
 
     def _watch(self, say: Callable[[str], None]) -> NoReturn:
         silent = 0

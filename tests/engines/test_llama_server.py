@@ -121,6 +121,7 @@ def test_a_busy_server_is_not_called_hung(tmp_path: Path, monkeypatch: pytest.Mo
     [
         ("busy", 0.5, 20.0, ["get up to", "1 request(s) were cut off"]),
         ("ends-soon", 0.0, 20.0, ["get up to"]),
+        ("amid-a-batch", 0.0, 20.0, ["requests in flight get up to"]),
         ("slow", 0.0, 20.0, []),
     ],
 )
@@ -128,6 +129,8 @@ def test_a_request_in_flight_is_not_cut_off_at_once_and_not_waited_for_for_ever(
     *, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, least: float, most: float, words: list[str]
 ) -> None:
     monkeypatch.setattr(llama_server, "DRAIN_SECONDS", 0.5 if mode == "busy" else 30.0)
+    if mode == "amid-a-batch":
+        monkeypatch.setattr(llama_server, "_SLOTS_SECONDS", 0.1)
     seen: list[str] = []
     with start(mode, tmp_path) as server:
         server.wait_ready()

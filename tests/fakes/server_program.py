@@ -40,6 +40,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         ready = time.monotonic() >= self.ready_at
         if self.path == "/slots":
+            if self.mode == "amid-a-batch" and time.monotonic() < self.ready_at + 1.0:
+                time.sleep(1.0)  # llama-server answers this between two batches
             at_work = self.mode == "busy" or (self.mode == "ends-soon" and time.monotonic() < self.ready_at + 1.0)
             self.answer(200, [{"id": 0, "is_processing": at_work}])
             return
