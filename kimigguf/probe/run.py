@@ -19,10 +19,11 @@ from kimigguf.probe.calls import Arm, Call, Fault, FaultKind, Outcome, Reply, Sh
 from kimigguf.probe.checkers import code_in
 from kimigguf.probe.client import Asker, Endpoint, stopped
 from kimigguf.probe.sandbox import run_test
-from kimigguf.probe.suites import Item, PythonTest, Suite
+from kimigguf.probe.suites import Item, PythonTest, Suite, as_jsonl
 
 _CALLS: Final = "calls.jsonl"
 _RUN: Final = "run.json"
+_QUESTIONS: Final = "questions.jsonl"
 _FAILURES_AT_FIRST: Final = 3
 _LINES_PER_RUN: Final = 10
 
@@ -232,8 +233,10 @@ class Store:
 
 
 @contextmanager
-def open_store(folder: Path | None, settings: Mapping[str, Any]) -> Iterator[Store]:
+def open_store(folder: Path | None, settings: Mapping[str, Any], questions: Suite | None = None) -> Iterator[Store]:
     """The store in ``folder``; what an earlier run with the same ``settings`` left there is taken over.
+
+    ``questions`` are laid beside the calls, so that the folder alone says what was asked.
 
     Raises:
         UsageError: ``other-run`` where the folder holds a run with other settings, ``bad-run`` where it is none.
@@ -245,6 +248,8 @@ def open_store(folder: Path | None, settings: Mapping[str, Any]) -> Iterator[Sto
     try:
         folder.mkdir(parents=True, exist_ok=True)
         _check_settings(folder / _RUN, dict(settings))
+        if questions is not None and not (folder / _QUESTIONS).exists():
+            (folder / _QUESTIONS).write_text(as_jsonl(questions), encoding="utf-8")
         calls = _read(folder / _CALLS)
         stream = (folder / _CALLS).open("a", encoding="utf-8")
     except OSError as error:

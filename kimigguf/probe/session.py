@@ -264,7 +264,7 @@ def _ask(
     judge_usd: float,
 ) -> tuple[Call, ...]:
     stored = reference_calls(request.reference_run, suite, right.endpoint) if request.reference_run else ()
-    with open_store(request.out, described) as store:
+    with open_store(request.out, described, suite) as store:
         store.take_over(call for call in stored if call.repeat < request.repeats)
         done = {(call.arm, call.item, call.repeat) for call in store.calls}
         left_over = sum(job.key not in done and job.arm is not Arm.CANDIDATE for job in jobs(suite, request.repeats))

@@ -211,6 +211,12 @@ def _generated(suite: Suite) -> tuple[Item, ...]:
     return tuple(item for template, count in suite.generate.items() for item in make(template, count, suite.seed))
 
 
+def as_jsonl(suite: Suite) -> str:
+    """The suite's items as a suite of their own, with the same hash: one that is asked again wherever it came from."""
+    plain = TypeAdapter(tuple[Item, ...]).dump_python(suite.items, mode="json")
+    return "".join(json.dumps(item, ensure_ascii=False) + "\n" for item in plain)
+
+
 def _as_text(items: tuple[Item, ...]) -> str:
     """The items as JSON: the same text for the same items, however the file is written."""
     plain = TypeAdapter(tuple[Item, ...]).dump_python(items, mode="json")

@@ -251,3 +251,4 @@ def test_a_run_says_what_it_takes_to_make_it_again_and_another_quant_does_not_go
     size = compare([out], load_model(environ={})).runs[0].size_bytes
     assert size is not None
     assert "b7-abc" in (out / "report.html").read_text()
+    assert load_suite(str(out / "questions.jsonl"), {}).sha256 == made["suite_sha256"]
