@@ -1,5 +1,6 @@
 """The models the tests stand on are what they claim to be."""
 
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 
@@ -36,3 +37,11 @@ def test_the_tiny_model_is_reproducible_and_sharded_like_the_real_one(tmp_path: 
     assert len(reader.tensors) == 0  # metadata only
     assert reader.fields["split.count"].contents() == len(first)
     assert tiny_k3.write(tmp_path / "c", seed=8)[1].read_bytes() != first[1].read_bytes()
+
+
+def test_the_demo_shows_the_words_that_random_weights_think() -> None:
+    text = (Path(tiny_k3.__file__).parent / "demo").read_text().replace("\\\n", " ")
+    (line,) = [line for line in text.splitlines() if '"$kimigguf" chat' in line]
+    words = shlex.split(line)
+    assert "--plain" in words  # else a terminal shows thinking as one line only, and there is nothing else
+    assert int(words[words.index("--max-tokens") + 1]) >= 32
