@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from kimigguf.download.named import CatalogueTarget, Target, complete
+from kimigguf.download.named import CatalogueTarget, Target, complete, present
 from kimigguf.download.store import StoredSet, models_dir, stored_at
 from kimigguf.engines import prepare
 from kimigguf.engines.choose import choose
@@ -14,7 +14,7 @@ from kimigguf.engines.request import Request
 from kimigguf.engines.serving import chat_template_arguments, load_serving
 from kimigguf.engines.sight import seen_by, undescribed, unseen
 from kimigguf.errors import UsageError
-from kimigguf.events import Listener, Notice, Step
+from kimigguf.events import Listener, Notice, Step, ignore
 from kimigguf.hardware.detect import PATIENT_LIMIT_SECONDS, detect
 from kimigguf.hardware.snapshot import Machine
 from kimigguf.memory.settings import Settings
@@ -25,16 +25,18 @@ from kimigguf.placement.plan_file import changes, load_plan, remake_commands
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Made:
-    """A plan with what it was made from."""
+    """A plan with what it was made from. ``stored`` is None before a dry run's files are fetched."""
 
     plan: Plan
     engine: FoundEngine
-    stored: StoredSet
+    stored: StoredSet | None
     machine: Machine
 
 
 def planned(request: Request, environ: Mapping[str, str], listen: Listener) -> Made | Shortfall:
-    """A plan for what the request names, fetched if it is not here; a Shortfall does not fit.
+    """A plan for what the request names, fetched if it is not here and fits; a Shortfall does not fit.
+
+    A dry run fetches headers alone.
 
     Raises:
         KimiggufError: Of every kind; see the rooms that are called.
@@ -48,10 +50,21 @@ def planned(request: Request, environ: Mapping[str, str], listen: Listener) -> M
     models = models_dir(environ, request.models_dir)
     told = request.models_dir is not None or bool(environ.get("KIMIGGUF_MODELS"))
     may = not request.no_download
+    settings = Settings(slots=request.slots)
+    if may and isinstance(absent := present(target, models), CatalogueTarget):
+        machine = _seen_machine(engine, environ, listen if request.dry_run else ignore)
+        early = prepare.foreseen(
+            absent, models, machine, settings, context_tokens=request.context_tokens, environ=environ, listen=listen
+        )
+        if isinstance(early, Shortfall):
+            return early
+        if request.dry_run:
+            return Made(plan=early, engine=engine, stored=None, machine=machine)
     stored = prepare.obtain(target, models, environ=environ, may_download=may, told=told, listen=listen)
     stored = prepare.verified(stored, listen)
+    # Read again: a download takes hours.
     seen = _seen_machine(engine, environ, listen)
-    plan = prepare.plan_on(stored, seen, Settings(slots=request.slots), context_tokens=request.context_tokens)
+    plan = prepare.plan_on(stored, seen, settings, context_tokens=request.context_tokens)
     if isinstance(plan, Shortfall):
         return plan
     return Made(plan=plan, engine=engine, stored=stored, machine=seen)

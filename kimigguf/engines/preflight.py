@@ -78,7 +78,7 @@ def parse_locks(limits: str | None, status: str | None) -> LockLimit | None:
 
 def preflight(
     *,
-    stored: StoredSet,
+    stored: StoredSet | None,
     engine: FoundEngine,
     machine: Machine,
     plan: Plan,
@@ -93,7 +93,7 @@ def preflight(
     ``argv`` is the engine's command line, ``changed`` what the plan no longer agrees with.
     """
     return (
-        check_files(stored),
+        check_files(stored) if stored is not None else not_fetched(plan),
         check_engine(engine),
         *check_cuda(engine, uses_cuda=any("CUDA" in word for word in argv)),
         *check_tls(engine, argv),
@@ -117,6 +117,17 @@ def check_files(stored: StoredSet) -> Check:
     state = State.PASSED if verified == count else State.UNKNOWN
     evidence = f"{verified} of {count} shards hashed as listed and untouched since, {size}"
     return Check(what="files", state=state, evidence=evidence)
+
+
+def not_fetched(plan: Plan) -> Check:
+    """What a dry run has to say of files that a start would fetch first."""
+    size = storage(sum(file.size_bytes for file in plan.model.files))
+    return Check(
+        what="files",
+        state=State.UNKNOWN,
+        evidence=f"not whole on this machine; a start fetches them first: {len(plan.model.files)} shards, {size}",
+        hint=f"kimigguf download {plan.model.quant}",
+    )
 
 
 def check_engine(engine: FoundEngine) -> Check:

@@ -1,6 +1,7 @@
 """From what a user names to a plan on whole files: find or fetch the set, verify it, plan it for this machine."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -18,6 +19,7 @@ from kimigguf.placement.place import Shortfall
 from kimigguf.placement.plan import Plan, PlannedFile, PlannedModel, check_context, plan_for, planned_model
 
 if TYPE_CHECKING:
+    from kimigguf.download.obtain import Wish
     from kimigguf.gguf_file.shards import ShardSet
 
 DEFAULT_CONTEXT_TOKENS: Final = 32768
@@ -74,13 +76,24 @@ def _fetch(
     *,
     told: bool,
 ) -> StoredSet:
+    from kimigguf.download.obtain import obtain as fetch  # noqa: PLC0415 -- only where something is fetched
+
+    with _hub_hints(models):
+        return fetch(_wish(profile, quant), models, environ=environ, listen=listen, told=told)
+
+
+def _wish(profile: ModelProfile, quant: Quant) -> "Wish":
     from kimigguf.download.obtain import Wish  # noqa: PLC0415 -- only where something is fetched
-    from kimigguf.download.obtain import obtain as fetch  # noqa: PLC0415 -- likewise
 
     # Whether an engine reads these files was settled when the engine was chosen.
-    wish = Wish(profile=profile, quant=quant, force=quant.engine.min_build is None)
+    return Wish(profile=profile, quant=quant, force=quant.engine.min_build is None)
+
+
+@contextmanager
+def _hub_hints(models: Path) -> Iterator[None]:
+    """Say of a hub that does not answer what works without it."""
     try:
-        return fetch(wish, models, environ=environ, listen=listen, told=told)
+        yield
     except NetworkError as error:
         if error.code not in {"hub-unreachable", "offline"}:
             raise
@@ -128,6 +141,40 @@ def verified(stored: StoredSet, listen: Listener = ignore) -> StoredSet:
     return look(stored.folder) or stored
 
 
+def foreseen(
+    target: CatalogueTarget,
+    models: Path,
+    machine: Machine,
+    settings: Settings,
+    *,
+    context_tokens: int | None = None,
+    environ: Mapping[str, str],
+    listen: Listener = ignore,
+) -> Plan | Shortfall:
+    """The plan for a quant that is not here, from the headers on the hub alone: before half a terabyte is fetched.
+
+    Raises:
+        NetworkError: The hub cannot be reached; the hint says what works without it.
+        IntegrityError, UsageError, MachineError: As ``obtain`` and ``plan_on``.
+    """
+    from kimigguf.download.obtain import check_set, listed  # noqa: PLC0415 -- only where something is fetched
+    from kimigguf.download.store import set_folder  # noqa: PLC0415 -- likewise
+
+    wish = _wish(target.profile, target.quant)
+    with _hub_hints(models):
+        remote = listed(wish, models, environ=environ, listen=listen)
+        shards = check_set(remote, wish, environ=environ, listen=listen)
+    model = planned_model(
+        shards,
+        folder=str(set_folder(models, remote).absolute()),
+        quant=remote.quant,
+        repository=remote.repository,
+        commit=remote.commit,
+        sha256={file.name: file.sha256 for file in remote.files},
+    )
+    return _plan(shards, model, machine, settings, context_tokens)
+
+
 def plan_on(
     stored: StoredSet,
     machine: Machine,
@@ -146,11 +193,17 @@ def plan_on(
     from kimigguf.gguf_file.shards import read_set  # noqa: PLC0415 -- reads files
 
     shards = read_set([file.path for file in stored.files])
+    return _plan(shards, model_of(stored, shards), machine, settings, context_tokens)
+
+
+def _plan(
+    shards: "ShardSet", model: PlannedModel, machine: Machine, settings: Settings, context_tokens: int | None
+) -> Plan | Shortfall:
     spec = ModelSpec.from_shards(shards)
     if context_tokens is None:
         context_tokens = min(DEFAULT_CONTEXT_TOKENS, spec.context_max_tokens or DEFAULT_CONTEXT_TOKENS)
     wanted = replace(settings, context_tokens=context_tokens)
-    return plan_for(spec, machine, wanted, model=model_of(stored, shards))
+    return plan_for(spec, machine, wanted, model=model)
 
 
 def model_of(stored: StoredSet, shards: "ShardSet") -> PlannedModel:
