@@ -78,11 +78,13 @@ _PLAN_OWNS: Final[Mapping[str, str]] = {
 @click.option("--name", help="How status, logs and stop call it.  [default: the alias and the port]")
 @click.option("--detach", is_flag=True, help="Come back when it is ready; it serves on without this terminal.")
 @click.option("--explain", is_flag=True, help="Show every setting an engine is given, with its reason, and stop.")
-@click.option("--dry-run", is_flag=True, help="Stop before the start; show the checks and the command.")
+@click.option(
+    "--dry-run", is_flag=True, help="Stop before the start; show the checks and the command. Fetches headers at most."
+)
 @output_options
 @click.pass_obj
 def command(app: App, /, **options: Any) -> int:  # noqa: ANN401 -- click's parsed options, typed again in Request
-    """Serve QUANT (by name) or the GGUF files at PATH: fetched, verified, planned, started, watched, stopped.
+    """Serve QUANT (by name) or the GGUF files at PATH: planned, fetched, verified, started, watched, stopped.
 
     Prints how to reach it once it is ready, then runs until Ctrl-C (exit code 130) or until the engine dies (6).
     A set that was verified before and has not been touched since is not hashed again.
