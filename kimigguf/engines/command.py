@@ -17,6 +17,7 @@ from typing import Final
 
 from kimigguf.engines.engine import EngineKind, FoundEngine
 from kimigguf.engines.offload import Offload, offload
+from kimigguf.engines.passthrough import check_known
 from kimigguf.engines.serving import ServingProfile, Setting, Value, chat_template_arguments
 from kimigguf.engines.sight import usable_devices
 from kimigguf.errors import MachineError, UsageError
@@ -205,13 +206,14 @@ def command(
         agent: Take the profile's values for agents.
         folder: Where the shards lie, in place of the plan's.
         plan_file: The plan as a file; needed by the engines that run in a Python process of their own.
-        known_flags: Flags that the engine's ``--help`` lists; optional settings it lacks are left out.
+        known_flags: Flags that the engine's ``--help`` lists; optional settings it lacks are left out,
+            and further arguments it lacks are refused.
         extra: Further arguments for llama-server, as they are.
         environ: The environment to start from.
 
     Raises:
-        UsageError: ``key-needed``, ``unknown-effort``, ``layout-not-expressible``, ``plan-file-needed`` or
-            ``bad-profile``.
+        UsageError: ``key-needed``, ``unknown-effort``, ``layout-not-expressible``, ``plan-file-needed``,
+            ``bad-profile`` or ``engine-flag-unknown`` for a further argument.
         MachineError: ``engine-lacks-devices``.
     """
     require_key(host, api_key_file)
@@ -222,6 +224,7 @@ def command(
         device_names(plan, engine)  # refuses a plan for accelerators that the engine does not see
         argv = (*_python_engine(engine, plan_file, folder), *bind, *keys, *_choices(effort, agent=agent))
         return Command(argv=argv, environ=child, dropped=dropped)
+    check_known(extra, known_flags)
     settings, left_out = _settings_arguments(profile, plan.settings, agent=agent, known_flags=known_flags)
     arguments = chat_template_arguments(profile, effort)
     template = ("--chat-template-kwargs", json.dumps(arguments, separators=(",", ":"))) if arguments else ()

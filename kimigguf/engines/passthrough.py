@@ -1,6 +1,7 @@
 """Arguments that a user hands on to llama-server: taken as they are, unless they would undo what the plan stands on."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from difflib import get_close_matches
 from itertools import zip_longest
 from pathlib import Path
 from typing import Final
@@ -8,6 +9,7 @@ from typing import Final
 from kimigguf.engines.engine import EngineKind
 from kimigguf.engines.tls import CERTIFICATE_FLAG, KEY_FLAG
 from kimigguf.errors import UsageError
+from kimigguf.memory import server_flags
 from kimigguf.memory.flags import spelled
 
 _PLACED: Final = "the plan places every tensor; llama.cpp's fitting gives up in silence where the two are mixed"
@@ -125,3 +127,32 @@ def check_extra(extra: Sequence[str], kind: EngineKind) -> None:
         if (found := reason_against(flag)) is not None:
             reason, instead = found
             raise UsageError(f"{flag} cannot be handed on", code="flag-undoes-plan", cause=reason, hint=instead)
+
+
+def check_known(extra: Sequence[str], known: Collection[str] | None) -> None:
+    """Refuse a long flag that the engine would end over, before anything is started.
+
+    Args:
+        extra: What is handed on.
+        known: The long flags of the engine's ``--help``; None, or nothing of short ones, refuses nothing.
+
+    Raises:
+        UsageError: ``engine-flag-unknown`` with the flags that are nearest.
+    """
+    if known is None:
+        return
+    for before, word in zip(("", *extra), extra, strict=False):
+        if not word.startswith("--") or spelled(before) in server_flags.WITH_VALUE or spelled(word) in known:
+            continue
+        flag, equals, value = word.partition("=")
+        nearest = get_close_matches(flag, sorted(known), n=2)
+        if equals and spelled(flag) in known:
+            hint = f"write it as two words: -- {flag} {value}"
+        else:
+            hint = "check what stands after --" + (f": did you mean {' or '.join(nearest)}?" if nearest else "")
+        raise UsageError(
+            f"the engine has no option {word}",
+            code="engine-flag-unknown",
+            cause="it is not among those that its --help lists, so the engine would not start",
+            hint=hint,
+        )

@@ -91,7 +91,8 @@ FATAL: Final = (
         r"invalid argument: |error while handling argument|unknown argument",
         "engine-flag-unknown",
         "the engine does not know one of the options it was given",
-        "update the engine, or use --engine embedded",
+        "check what stands after --; if the option that is named is not there, update the engine, or use --engine "
+        "embedded",
     ),
     symptom(
         r"out of memory(?!: Killed process)|insufficient memory|OutOfDeviceMemory|failed to allocate|unable to allocate"

@@ -153,6 +153,11 @@ def test_an_optional_flag_that_the_engine_lacks_is_left_out_and_said() -> None:
     assert value(made.argv, "--cache-reuse") == "0"  # not optional: without it answers go wrong
 
 
+def test_a_command_with_an_option_that_its_engine_lacks_is_not_made() -> None:
+    with pytest.raises(UsageError, match="no option --bogus"):
+        spoken(make_plan(), known_flags={"--model", "--offline"}, extra=("--bogus",))
+
+
 def test_the_engines_tools_are_never_switched_on() -> None:
     argv = spoken(make_plan(), agent=True).argv
     assert not {"--agent", "--tools", "--ui-mcp-proxy", "--mcp-servers-config", "--props"} & set(argv)

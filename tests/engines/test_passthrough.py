@@ -8,7 +8,7 @@ import pytest
 from fakes.engines import native_folder
 
 from kimigguf.engines.engine import EngineKind
-from kimigguf.engines.passthrough import _REASONS, READ, WRITTEN, absolute, check_extra
+from kimigguf.engines.passthrough import _REASONS, READ, WRITTEN, absolute, check_extra, check_known
 from kimigguf.errors import UsageError
 from kimigguf.gguf_file.shards import find_set, read_set
 from kimigguf.memory.flags import parse, spelled
@@ -20,6 +20,28 @@ from kimigguf.memory.model import ModelSpec
 )
 def test_harmless_arguments_are_let_through(extra: tuple[str, ...]) -> None:
     check_extra(extra, EngineKind.LLAMA_SERVER)  # raises nothing
+
+
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("--bogus", "check what stands after --"),
+        ("--thread", "check what stands after --: did you mean --threads"),
+        ("--threads=4", "write it as two words: -- --threads 4"),
+    ],
+)
+def test_an_option_that_the_engine_would_end_over_is_refused_before_it_is_started(word: str, said: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        check_known(["--numa", "distribute", word], {"--threads", "--numa"})
+    assert (caught.value.code, caught.value.exit_code) == ("engine-flag-unknown", 2)
+    assert word in caught.value.message
+    assert caught.value.hint is not None
+    assert caught.value.hint.startswith(said)
+
+
+def test_what_may_be_an_option_of_the_engine_or_a_value_is_not_refused() -> None:
+    check_known(["--bogus"], None)  # an engine that cannot be asked
+    check_known(["-t", "4", "--log_prefix", "--chat-template", "--{{ x }}"], {"--log-prefix", "--chat-template"})
 
 
 @pytest.mark.parametrize("flag", ["--load-mode", "-lm"])

@@ -15,7 +15,8 @@ def write_engine(
         f"#!{sys.executable}\nimport sys\n"
         f"if '--version' in sys.argv: sys.{stream}.write({version!r})\n"
         f"if '--list-devices' in sys.argv: sys.stdout.write({devices!r})\n"
-        "if '--help' in sys.argv: sys.stdout.write('--model FNAME\\n--cors-origins ORIGINS\\n')\n"
+        "if '--help' in sys.argv:\n"
+        "    sys.stdout.write('--model M --cors-origins O --threads N --ssl-key-file F --ssl-cert-file F')\n"
     )
     path.write_bytes(script.encode() + b"# " + body + b"\n")
     path.chmod(0o755)
