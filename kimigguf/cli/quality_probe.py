@@ -82,7 +82,8 @@ def command(
     """Say whether a running quant still answers like the reference, as far as the answers can bear it.
 
     Both are asked the same questions, the reference twice: what it differs from itself is the noise. Exits with 1 when
-    the candidate is worse by more than the tolerance; too few samples are said to be too few. Keys are read from
+    the candidate is worse by more than the tolerance, and when nothing could be compared; too few samples are said to
+    be too few (0). Keys are read from
     KIMIGGUF_CANDIDATE_API_KEY and KIMIGGUF_REFERENCE_API_KEY, or from the variable that a named reference has
     (MOONSHOT_API_KEY, ...). What a named reference may cost is said, and confirmed, before it is asked.
 
@@ -137,7 +138,7 @@ def command(
         token_level=token_level,
     )
     with app.show.progress() as listen:
-        found = probe(request, environ, agree=lambda usd: yes or agreed(usd), listen=listen)
+        found = probe(request, environ, agree=lambda usd, who: yes or agreed(usd, who), listen=listen)
     if out is not None:
         app.show.note(f"the report is in {out / 'report.html'}")
 
@@ -147,7 +148,7 @@ def command(
             console.print(sentence(found.opinion), markup=False)
 
     app.show.answer(found.answer, shown)
-    return ExitCode.ANSWERED_NO if found.scores.verdict == "worse" else ExitCode.DONE
+    return ExitCode.ANSWERED_NO if found.scores.verdict in {"worse", "unknown"} else ExitCode.DONE
 
 
 def _check_address(candidate: str, reference: str) -> None:

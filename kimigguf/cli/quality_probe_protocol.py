@@ -72,7 +72,7 @@ def protocol_command(
             request,
             environ,
             arguments=lambda level: chat_template_arguments(serving, level),
-            agree=lambda usd: yes or agreed(usd),
+            agree=lambda usd, who: yes or agreed(usd, who),
             listen=listen,
         )
     app.show.answer(found.record, lambda console: draw(console, found))

@@ -41,7 +41,8 @@ def candidate_of(app: "App", given: str | None) -> tuple[str, Mapping[str, str]]
     return entry.address.url, {**app.environ, variable: read_keys(Path(entry.api_key_file))[0]}
 
 
-def agreed(usd: float | None) -> bool:
-    """Ask whoever sits at the terminal; nobody there is a no."""
-    cost = "Nobody has written down what this costs." if usd is None else f"This may cost up to ${usd:.2f}."
-    return sys.stdin.isatty() and click.confirm(f"{cost} Go on?", err=True)
+def agreed(usd: float | None, who: str) -> bool:
+    """Ask whoever sits at the terminal; nobody there is a no. ``who`` is paid."""
+    cost = f"Nobody has written down what {who} charges." if usd is None else f"{who} may charge up to ${usd:.2f}."
+    question = f"{cost} Go on? [y/N]"
+    return sys.stdin.isatty() and click.confirm(question, show_default=False, prompt_suffix=" ", err=True)

@@ -13,7 +13,7 @@ from kimigguf.probe.client import Endpoint
 from kimigguf.probe.cost import cost_rows
 from kimigguf.probe.intervals import proportion
 from kimigguf.probe.pictures import CLASSES, distributions, forest
-from kimigguf.probe.report import METHOD, WORDS, arm_rows, percent, sentence, token_sentences, trigger_sentence
+from kimigguf.probe.report import METHOD, WORDS, advice, arm_rows, percent, sentence, token_sentences, trigger_sentence
 from kimigguf.probe.score import ItemResult, Scores
 from kimigguf.probe.suites import Item, Suite
 
@@ -39,7 +39,7 @@ def page(
     return template.substitute(
         title=escape(f"Is {candidate.model} still {reference.model}?"),
         sides=escape(f"{candidate.model} at {candidate.url}, judged by {reference.model} at {reference.url}"),
-        verdict=escape(f"Verdict: {WORDS[scores.verdict]}"),
+        verdict=escape(". ".join(filter(None, (f"Verdict: {WORDS[scores.verdict]}", advice(scores))))),
         verdict_class=CLASSES[scores.verdict],
         metrics=_metrics(scores),
         forest=forest(scores),

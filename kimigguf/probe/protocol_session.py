@@ -11,7 +11,16 @@ from kimigguf.events import Step as Told
 from kimigguf.probe.calls import Fault, FaultKind, Outcome
 from kimigguf.probe.client import KEY_VARIABLES, Asker, Endpoint, Settings, stopped
 from kimigguf.probe.protocol import STEPS, Check, Step, checks, parity, worse
-from kimigguf.probe.references import Prices, Purse, Reference, agree_to_unknown, find_reference, prices_within
+from kimigguf.probe.references import (
+    Agree,
+    Prices,
+    Purse,
+    Reference,
+    agree_to_unknown,
+    check_key,
+    find_reference,
+    prices_within,
+)
 
 _FATAL: Final = {FaultKind.KEY, FaultKind.CONNECTION}
 _MOST_TURNS_COUNTED: Final = 3
@@ -52,7 +61,7 @@ def look(
     environ: Mapping[str, str],
     *,
     arguments: Callable[[str], Mapping[str, str]],
-    agree: Callable[[float | None], bool],
+    agree: Agree,
     listen: Listener,
 ) -> Found:
     """Ask both. ``arguments`` gives the template arguments of a thinking effort.
@@ -63,6 +72,8 @@ def look(
     """
     settings = Settings(timeout_seconds=request.timeout_seconds, tries=2)
     known = None if request.reference is None else find_reference(request.reference, environ)
+    if known is not None:
+        check_key(known, KEY_VARIABLES["reference"], environ)
     agree_to_unknown({KEY_VARIABLES["reference"]: known}, environ, agree)
     purse = None if known is None else _purse(known, request, agree)
     there = endpoint = None
@@ -87,12 +98,12 @@ def look(
     )
 
 
-def _purse(known: Reference, request: Request, agree: Callable[[float | None], bool]) -> Purse | None:
+def _purse(known: Reference, request: Request, agree: Agree) -> Purse | None:
     prices = prices_within(known, known.name, request.budget_usd)
     if prices is None:
         return None
     most = most_usd(prices, request.max_tokens)
-    if request.budget_usd is None and not agree(most):
+    if request.budget_usd is None and not agree(most, known.name):
         raise UsageError(
             f"the reference may cost up to ${most:.2f}, and that was not agreed to",
             code="cost-not-agreed",

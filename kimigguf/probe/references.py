@@ -4,6 +4,7 @@ import json
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import TypeAlias
 from urllib.parse import urlsplit
 
 from kimigguf import profile_files
@@ -11,6 +12,8 @@ from kimigguf.engines.command import is_loopback
 from kimigguf.errors import UsageError
 from kimigguf.probe.suites import Item, Suite
 
+Agree: TypeAlias = Callable[[float | None, str], bool]
+"""Given the most that it can cost, in US dollars (None where nobody knows), and who is paid."""
 _KIND = "references"
 _TEMPLATE_TOKENS = 300
 """More than a chat template adds to a short conversation."""
@@ -98,9 +101,22 @@ def prices_within(known: Reference, who: str, budget_usd: float | None) -> Price
     return known.prices
 
 
-def agree_to_unknown(
-    asked: Mapping[str, Reference | None], environ: Mapping[str, str], agree: Callable[[float | None], bool]
-) -> None:
+def check_key(known: Reference, variable: str, environ: Mapping[str, str]) -> None:
+    """Refuse to ask an endpoint that is known to want a key where there is none; ``variable`` is the role's own.
+
+    Raises:
+        UsageError: ``no-key``.
+    """
+    if known.key_variable is None or environ.get(known.key_variable) or environ.get(variable):
+        return
+    raise UsageError(
+        f"{known.key_variable} is not set, and {known.title or known.name} answers nobody without a key",
+        code="no-key",
+        hint=f"export {known.key_variable}=... (or {variable}=...)",
+    )
+
+
+def agree_to_unknown(asked: Mapping[str, Reference | None], environ: Mapping[str, str], agree: Agree) -> None:
     """An endpoint that takes a key may charge; without a price only its user can say that it may.
 
     ``asked`` holds the endpoints by the variable that a key for their role is kept in.
@@ -113,7 +129,7 @@ def agree_to_unknown(
         for variable, one in asked.items()
         if one is not None and one.prices is None and (one.key_variable or _has_key(one, environ.get(variable)))
     ]
-    if unpriced and not agree(None):
+    if unpriced and not agree(None, unpriced[0]):
         raise UsageError(
             f"nobody has written down what {unpriced[0]} charges, and an unknown cost was not agreed to",
             code="cost-not-agreed",

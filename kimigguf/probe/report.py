@@ -50,6 +50,7 @@ def record(
         "repeats": scores.repeats,
         "tolerance": scores.tolerance,
         "verdict": scores.verdict,
+        "advice": advice(scores),
         "metrics": [asdict(metric) for metric in scores.metrics],
         "prompt_tokens": asdict(scores.parity) | {"meaning": scores.parity.sentence},
         "tool_triggers": _trigger_record(scores.triggers),
@@ -154,6 +155,19 @@ def draw(console: "Console", scores: Scores, candidate: Endpoint, reference: End
     if any(metric.difference for metric in scores.metrics):
         console.print(METHOD, markup=False)
     console.print(Text.assemble(("verdict: ", "bold"), (WORDS[scores.verdict], _COLOURS[scores.verdict])))
+    if (what_to_do := advice(scores)) is not None:
+        console.print(Text(what_to_do, style="yellow"))
+
+
+def advice(scores: Scores) -> str | None:
+    """What to do where nothing could be compared because answers never began; None where that is not why."""
+    if scores.verdict is not Verdict.UNKNOWN:
+        return None
+    cut = sum(arm.shapes.get(Shape.CUT_OFF_THINKING, 0) for arm in scores.arms)
+    calls = sum(arm.calls for arm in scores.arms)
+    if cut * 4 < calls or not cut:
+        return None
+    return f"{cut} of {calls} answers were cut off while thinking: raise --max-tokens"
 
 
 def _draw_metrics(console: "Console", scores: Scores) -> None:

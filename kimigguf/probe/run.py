@@ -85,14 +85,14 @@ def run(
     ):
         outcome = call.outcome
         if isinstance(outcome, Fault):
-            listen(Notice(text=f"{call.arm}: {call.item}: {outcome.kind}: {outcome.text[:120]}"))
-            failed[call.arm] += 1
             side = sides[call.arm].endpoint
+            listen(Notice(text=f"{side.role}: {call.item}: {outcome.kind}: {outcome.text[:120]}"))
+            failed[call.arm] += 1
             if outcome.kind is FaultKind.KEY:
                 raise stopped(side.role, side.url, outcome)
             hopeless = failed[call.arm] >= enough and outcome.kind is not FaultKind.BUDGET
             if hopeless and not _answered(call.arm, done.values()):
-                raise _no_replies(call.arm, side, outcome, failed[call.arm])
+                raise _no_replies(side, outcome, failed[call.arm])
         done[call.arm, call.item, call.repeat] = call
         if index % max(1, len(left) // _LINES_PER_RUN) == 0 or index == len(left):
             listen(Step(text=f"{index} of {len(left)} calls"))
@@ -103,10 +103,10 @@ def _answered(arm: Arm, calls: Iterable[Call]) -> bool:
     return any(call.arm is arm and not isinstance(call.outcome, Fault) for call in calls)
 
 
-def _no_replies(arm: Arm, endpoint: Endpoint, fault: Fault, failed: int) -> NetworkError:
+def _no_replies(endpoint: Endpoint, fault: Fault, failed: int) -> NetworkError:
     """An arm has only failed so far: the others would work for nothing."""
     return NetworkError(
-        f"the {arm} at {endpoint.url} gave no reply to {failed} questions",
+        f"the {endpoint.role} at {endpoint.url} gave no reply to {failed} questions",
         code="no-replies",
         cause=f"{fault.kind}: {fault.text}",
         hint=f"curl {endpoint.url}/models",

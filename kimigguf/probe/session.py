@@ -5,8 +5,9 @@ import platform
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 from kimigguf import __version__
 from kimigguf.engines.endpoint import Limits
@@ -21,9 +22,11 @@ from kimigguf.probe.judging import Judging, judge_calls, prepare
 from kimigguf.probe.logprobs import TokenLevel
 from kimigguf.probe.page import page
 from kimigguf.probe.references import (
+    Agree,
     Purse,
     Reference,
     agree_to_unknown,
+    check_key,
     check_temperature,
     find_reference,
     most_usd,
@@ -36,8 +39,6 @@ from kimigguf.probe.score import Scores, score, solved
 from kimigguf.probe.suites import PythonTest, Suite, load_suite
 from kimigguf.probe.teacher_forced import read as read_exact
 
-Agree: TypeAlias = Callable[[float | None], bool]
-"""Given the most that it can cost, in US dollars; None where nobody knows."""
 _ANSWER_TOKENS: Final = 256
 """Room that a long question's answer needs beside it."""
 
@@ -93,6 +94,7 @@ def probe(request: Request, environ: Mapping[str, str], *, agree: Agree, listen:
     costs = Costs() if request.costs is None else load_costs(request.costs)
     judging = _judging(request, suite, environ, listen)
     asked = {KEY_VARIABLES["reference"]: known, KEY_VARIABLES["judge"]: None if judging is None else judging.known}
+    _check_keys(request, asked, environ)
     agree_to_unknown(asked, environ, agree)
     settings = Settings(timeout_seconds=request.timeout_seconds, temperature=request.temperature)
     with (
@@ -108,7 +110,10 @@ def probe(request: Request, environ: Mapping[str, str], *, agree: Agree, listen:
         _tell(suite, left_out, listen)
         judge_usd = 0.0 if judging is None else judging.most_usd or 0.0
         described = _described(request, suite, left.endpoint, right.endpoint, server)
-        calls = _ask(request, suite, left, right, described, agree=agree, listen=listen, judge_usd=judge_usd)
+        paid = known.name + (f" and the judge {judging.known.name}" if judging is not None and judge_usd else "")
+        check = partial(check_key, known, KEY_VARIABLES["reference"], environ)
+        may = partial(_may_spend, agree, paid)
+        calls = _ask(request, suite, left, right, described, check=check, may=may, listen=listen, judge_usd=judge_usd)
         tokens = _tokens(request, suite, left, right, pinned=known.temperature is not None, listen=listen)
     right_by_item = solved(suite, calls)
     prices = economics(calls, right_by_item, costs, known.prices, parallel=request.parallel)
@@ -129,6 +134,15 @@ def probe(request: Request, environ: Mapping[str, str], *, agree: Agree, listen:
         left_out=left_out,
         made_by=described | _circumstances(request, server),
     )
+
+
+def _check_keys(request: Request, asked: Mapping[str, Reference | None], environ: Mapping[str, str]) -> None:
+    """Before anything is asked; what an earlier run has answered may need no key at all."""
+    if request.reference_run is not None or (request.out is not None and request.out.exists()):
+        return
+    for variable, known in asked.items():
+        if known is not None:
+            check_key(known, variable, environ)
 
 
 def _judging(request: Request, suite: Suite, environ: Mapping[str, str], listen: Listener) -> Judging | None:
@@ -252,6 +266,15 @@ def _circumstances(request: Request, server: Limits) -> dict[str, Any]:
     }
 
 
+def _may_spend(agree: Agree, paid: str, usd: float) -> None:
+    if not agree(usd, paid):
+        raise UsageError(
+            f"{paid} may charge up to ${usd:.2f}, and that was not agreed to",
+            code="cost-not-agreed",
+            hint="add --yes, or --budget-usd 5",
+        )
+
+
 def _ask(
     request: Request,
     suite: Suite,
@@ -259,15 +282,19 @@ def _ask(
     right: Side,
     described: Mapping[str, Any],
     *,
-    agree: Agree,
+    check: Callable[[], None],
+    may: Callable[[float], None],
     listen: Listener,
     judge_usd: float,
 ) -> tuple[Call, ...]:
+    """``check`` refuses to ask the reference without its key, ``may`` to spend so many US dollars without leave."""
     stored = reference_calls(request.reference_run, suite, right.endpoint) if request.reference_run else ()
     with open_store(request.out, described, suite) as store:
         store.take_over(call for call in stored if call.repeat < request.repeats)
         done = {(call.arm, call.item, call.repeat) for call in store.calls}
         left_over = sum(job.key not in done and job.arm is not Arm.CANDIDATE for job in jobs(suite, request.repeats))
+        if left_over:
+            check()
         max_tokens = request.max_tokens or suite.max_tokens
         most = judge_usd
         if left_over and right.asker.purse is not None and max_tokens is not None:
@@ -277,12 +304,7 @@ def _ask(
             kept_in = (request.out, request.reference_run)
             most += token_level.most_usd(right.asker.purse.prices, suite, request.token_level, kept_in=kept_in)
         if most and request.budget_usd is None:
-            if not agree(most):
-                raise UsageError(
-                    f"it may cost up to ${most:.2f}, and that was not agreed to",
-                    code="cost-not-agreed",
-                    hint="add --yes, or --budget-usd 5",
-                )
+            may(most)
             if right.asker.purse is not None:
                 right.asker.purse.hold_to(most - judge_usd)
         return run(

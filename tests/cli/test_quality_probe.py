@@ -1,3 +1,4 @@
+import io
 import json
 import os
 from dataclasses import replace
@@ -8,6 +9,7 @@ import pytest
 from fakes.openai_endpoint import Refuse, Say, serve
 
 from kimigguf.cli.app import App, run
+from kimigguf.cli.quality_probe_sides import agreed
 from kimigguf.cli.show import Show
 from kimigguf.engines.registry import Entry, ProcessId, entered
 from kimigguf.errors import ExitCode
@@ -85,6 +87,7 @@ def test_a_reference_that_never_answers_is_a_network_error_not_a_verdict(
     assert shown.out == ""
     error = json.loads(shown.err.splitlines()[-1])
     assert error["code"] == "no-replies"
+    assert error["message"].startswith("the reference at ")  # never by the name of an arm
     assert "temperature is pinned" in error["cause"]
 
 
@@ -213,3 +216,31 @@ def test_without_a_candidate_the_server_that_runs_here_is_judged_with_its_key(
     assert set(candidate.keys) == {"Bearer secret-3"}
     assert set(reference.keys) == {"Bearer none"}
     assert f"--candidate {candidate.url} or --candidate" in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize(("usd", "cost"), [(4.02, "kimi may charge up to $4.02."), (None, "what kimi charges.")])
+def test_the_question_about_the_cost_says_who_is_paid_and_what_enter_means(
+    usd: float | None, cost: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    typed = io.StringIO("\n")
+    monkeypatch.setattr(typed, "isatty", lambda: True)
+    monkeypatch.setattr("sys.stdin", typed)
+    assert not agreed(usd, "kimi")
+    shown = capsys.readouterr().err
+    assert shown.endswith(f"{cost} Go on? [y/N] ")
+
+
+def test_answers_that_never_began_are_no_pass_and_say_what_to_do(
+    suite: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def thinks(_body: dict[str, Any], _number: int) -> Say:
+        return Say(thinking="hm hm", finish_reason="length")
+
+    with serve(thinks) as candidate, serve(thinks) as reference:
+        sides = ["--candidate", candidate.url, "--reference", reference.url]
+        arguments = [*sides, "--suite", suite, "--parallel", "4", "--out", str(tmp_path / "out")]
+        assert call(*arguments) == ExitCode.ANSWERED_NO
+        assert "270 of 270 answers were cut off while thinking: raise --max-tokens" in capsys.readouterr().out
+    assert "raise --max-tokens" in (tmp_path / "out" / "report.html").read_text()
+    answer = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert (answer["verdict"], "raise --max-tokens" in answer["advice"]) == ("unknown", True)

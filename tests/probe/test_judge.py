@@ -252,18 +252,16 @@ def test_the_judge_is_paid_from_the_same_budget(tmp_path: Path) -> None:
                           suite=letters(tmp_path), max_tokens=64)  # fmt: skip
         environ = priced(tmp_path, judge)
         with pytest.raises(UsageError) as error:  # the reference has no price
-            probe(request, environ, agree=lambda _usd: True, listen=ignore)
+            probe(request, environ, agree=lambda *_: True, listen=ignore)
         assert error.value.code == "no-price"
         priced(tmp_path, reference, "own")
-        found = probe(replace(request, reference="own"), environ, agree=lambda _usd: False, listen=ignore)
+        found = probe(replace(request, reference="own"), environ, agree=lambda *_: False, listen=ignore)
         # An opinion may have 4,096 tokens, here four dollars: with ten less what the reference took there is room.
         assert len(judge.bodies) == 48
         assert found.answer["judged"]["spent_usd"] == pytest.approx(0.003 * 48)
         assert found.answer["cost"]["spent_usd"] == pytest.approx(0.001 * 24)
         # With four dollars there is none once the reference has been paid.
-        found = probe(
-            replace(request, reference="own", budget_usd=4.1), environ, agree=lambda _usd: False, listen=ignore
-        )
+        found = probe(replace(request, reference="own", budget_usd=4.1), environ, agree=lambda *_: False, listen=ignore)
         assert len(judge.bodies) < 48 + 8
         assert found.answer["judged"]["verdict"] == "unknown"  # not even its noise is known
 
@@ -272,11 +270,11 @@ def test_rubrics_without_a_judge_are_told_and_a_judge_without_rubrics_is_not_ask
     said: list[str] = []
     with serve(lambda _b, _n: Say(content="kind")) as candidate:
         request = Request(candidate=candidate.url, reference=candidate.url, suite=letters(tmp_path, 2))
-        found = probe(request, {}, agree=lambda _usd: False, listen=lambda event: said.append(str(event)))
+        found = probe(request, {}, agree=lambda *_: False, listen=lambda event: said.append(str(event)))
         assert found.answer["judged"] is None
         assert any("nobody to judge" in text for text in said)
         sums = tmp_path / "sums.jsonl"
         sums.write_text(json.dumps({"id": "a", "prompt": "2+2?", "check": {"kind": "number", "value": 4}}))
         request = replace(request, suite=str(sums), judge="http://127.0.0.1:1")
-        found = probe(request, {}, agree=lambda _usd: False, listen=lambda event: said.append(str(event)))
+        found = probe(request, {}, agree=lambda *_: False, listen=lambda event: said.append(str(event)))
     assert any("the judge is not asked" in text for text in said)

@@ -39,7 +39,7 @@ def good(body: dict[str, Any], _number: int) -> Say:
 def found(answer: Answer, reference: Answer | None = None, **told: Any) -> Found:
     with serve(answer) as candidate, serve(reference or good) as other:
         request = Request(candidate=candidate.url, reference=other.url if reference else None, **told)
-        return look(request, {}, arguments=lambda level: {"e": level}, agree=lambda _usd: False, listen=ignore)
+        return look(request, {}, arguments=lambda level: {"e": level}, agree=lambda *_: False, listen=ignore)
 
 
 def test_an_endpoint_that_does_all_passes_everything() -> None:
@@ -133,7 +133,7 @@ def test_a_model_that_does_not_think_is_unknown_and_not_at_fault() -> None:
 def test_effort_is_sent_in_every_spelling_to_the_candidate_and_in_one_to_an_api() -> None:
     with serve(good) as candidate, serve(good) as reference:
         request = Request(candidate=candidate.url, reference=reference.url)
-        look(request, {}, arguments=lambda level: {"thinking_effort": level}, agree=lambda _u: False, listen=ignore)
+        look(request, {}, arguments=lambda level: {"thinking_effort": level}, agree=lambda *_: False, listen=ignore)
         local = [body for body in candidate.bodies if "reasoning_effort" in body]
         api = [body for body in reference.bodies if "reasoning_effort" in body]
     assert [body["chat_template_kwargs"] for body in local] == [{"thinking_effort": "low"}, {"thinking_effort": "max"}]
@@ -150,14 +150,14 @@ def test_the_same_prompts_are_counted_alike_or_it_is_told() -> None:
 def test_a_server_that_is_not_there_ends_it() -> None:
     request = Request(candidate="http://127.0.0.1:1", candidate_model="k3")
     with pytest.raises(NetworkError):
-        look(request, {}, arguments=lambda _e: {}, agree=lambda _usd: False, listen=ignore)
+        look(request, {}, arguments=lambda _e: {}, agree=lambda *_: False, listen=ignore)
 
 
 def test_an_endpoint_of_unknown_price_is_asked_only_where_its_user_agrees() -> None:
     with serve(good) as candidate:
         request = Request(candidate=candidate.url, reference="comet")
         with pytest.raises(UsageError) as error:
-            look(request, {}, arguments=lambda _e: {}, agree=lambda _usd: False, listen=ignore)
+            look(request, {"COMETAPI_API_KEY": "k"}, arguments=lambda _e: {}, agree=lambda *_: False, listen=ignore)
     assert (error.value.code, candidate.bodies) == ("cost-not-agreed", [])
 
 
@@ -165,7 +165,7 @@ def test_a_budget_without_a_price_is_refused_before_anything_is_asked() -> None:
     with serve(good) as candidate, serve(good) as reference:
         request = Request(candidate=candidate.url, reference=reference.url, budget_usd=1.0)
         with pytest.raises(UsageError) as error:
-            look(request, {}, arguments=lambda _e: {}, agree=lambda _usd: True, listen=ignore)
+            look(request, {}, arguments=lambda _e: {}, agree=lambda *_: True, listen=ignore)
         assert (error.value.code, candidate.bodies, reference.bodies) == ("no-price", [], [])
 
 

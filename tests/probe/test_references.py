@@ -1,6 +1,7 @@
 import contextlib
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,7 @@ def test_a_known_endpoint_is_known_by_its_address_too(address: str) -> None:
 def test_who_is_asked_with_a_key_may_charge(url: str, key: str, *, asks: bool) -> None:
     offered: list[float | None] = []
 
-    def refuse(usd: float | None) -> bool:
+    def refuse(usd: float | None, _who: str) -> bool:
         offered.append(usd)
         return False
 
@@ -97,7 +98,7 @@ def asked(environ: dict[str, str], candidate: Endpoint, tmp_path: Path, **told: 
     suite = tmp_path / "sums.jsonl"
     items = [{"id": f"i{n}", "prompt": f"{n}+{n}?", "check": {"kind": "number", "value": 2 * n}} for n in range(10)]
     suite.write_text("\n".join(map(json.dumps, items)))
-    agree = told.pop("agree", lambda _usd: False)
+    agree = told.pop("agree", lambda *_: False)
     request = Request(candidate=candidate.url, reference="paid", suite=str(suite), max_tokens=100, **told)
     return probe(request, environ, agree=agree, listen=ignore)
 
@@ -109,7 +110,7 @@ def sums(body: dict[str, Any], _number: int) -> Say:
 def test_nothing_is_asked_before_the_cost_is_agreed_to(priced: Priced, tmp_path: Path) -> None:
     offered: list[float] = []
 
-    def refuse(usd: float) -> bool:
+    def refuse(usd: float, _who: str) -> bool:
         offered.append(usd)
         return False
 
@@ -123,7 +124,7 @@ def test_nothing_is_asked_before_the_cost_is_agreed_to(priced: Priced, tmp_path:
 
 def test_what_was_spent_is_told_and_the_key_comes_from_the_profiles_variable(priced: Priced, tmp_path: Path) -> None:
     with serve(sums) as candidate, serve(sums) as reference:
-        found = asked(priced(reference), candidate, tmp_path, agree=lambda _usd: True)
+        found = asked(priced(reference), candidate, tmp_path, agree=lambda *_: True)
         assert set(reference.keys) == {"Bearer secret"}
         assert set(candidate.keys) == {"Bearer none"}
     cost = found.answer["cost"]
@@ -150,7 +151,7 @@ def test_what_was_agreed_to_is_not_exceeded_where_answers_are_asked_for_again(pr
     """An answer that is cut off while thinking is asked for once more, with four times the room."""
     offered: list[float] = []
 
-    def accept(usd: float) -> bool:
+    def accept(usd: float, _who: str) -> bool:
         offered.append(usd)
         return True
 
@@ -179,7 +180,7 @@ def test_a_budget_without_a_price_and_another_temperature_are_refused(priced: Pr
         assert error.value.code == "temperature-pinned"
         request = Request(candidate=candidate.url, reference=reference.url, budget_usd=1.0)
         with pytest.raises(UsageError) as error:
-            probe(request, {}, agree=lambda _usd: True, listen=ignore)
+            probe(request, {}, agree=lambda *_: True, listen=ignore)
         assert error.value.code == "no-price"
 
 
@@ -193,7 +194,7 @@ def test_a_reference_of_unknown_price_is_asked_only_where_its_user_agrees_and_ne
     assert comet.prices is None
     offered: list[float | None] = []
 
-    def refuse(usd: float | None) -> bool:
+    def refuse(usd: float | None, _who: str) -> bool:
         offered.append(usd)
         return False
 
@@ -201,7 +202,7 @@ def test_a_reference_of_unknown_price_is_asked_only_where_its_user_agrees_and_ne
         for budget, code in ((5.0, "no-price"), (None, "cost-not-agreed")):
             request = Request(candidate=candidate.url, reference="comet", max_tokens=64, budget_usd=budget)
             with pytest.raises(UsageError) as error:
-                probe(request, {}, agree=refuse, listen=ignore)
+                probe(request, {"COMETAPI_API_KEY": "k"}, agree=refuse, listen=ignore)
             assert error.value.code == code
         assert candidate.bodies == []
     assert offered == [None]
@@ -211,3 +212,51 @@ def test_tools_that_are_sent_are_counted_in_what_a_question_may_cost() -> None:
     prices = Prices(input_usd=1_000_000, output_usd=0)
     tool = Tool(name="f", description="d" * 5000, parameters={"type": "object"})
     assert prices.most(Item(id="a", prompt="?", tools=(tool,)), 1) > prices.most(Item(id="a", prompt="?"), 1) + 5000
+
+
+@pytest.mark.parametrize("judge", [False, True])
+def test_a_key_that_is_not_set_is_missed_before_anything_is_asked(
+    priced: Priced, tmp_path: Path, *, judge: bool
+) -> None:
+    with serve(sums) as candidate, serve(sums) as reference:
+        environ = priced(reference) | {"PAID_KEY": ""}
+        suite = tmp_path / "open.jsonl"
+        suite.write_text(json.dumps({"id": "a", "prompt": "1+1?", "check": {"kind": "rubric", "rubric": "two"}}))
+        request = Request(candidate=candidate.url, reference="paid", suite=str(suite), max_tokens=9)
+        if judge:
+            request = replace(request, reference=reference.url, judge="paid")
+        with pytest.raises(UsageError, match="PAID_KEY is not set") as error:
+            probe(request, environ, agree=lambda *_: True, listen=ignore)
+        assert error.value.code == "no-key"
+        assert "export PAID_KEY=" in str(error.value.hint)
+        assert candidate.bodies == reference.bodies == []
+
+
+def test_a_folder_that_a_run_without_a_key_left_does_not_hide_the_missing_key(priced: Priced, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    with serve(sums) as candidate, serve(sums) as reference:
+        environ = priced(reference)
+        with pytest.raises(UsageError, match="PAID_KEY is not set"):
+            asked(environ | {"PAID_KEY": ""}, candidate, tmp_path, out=out, agree=lambda *_: True)
+        assert candidate.bodies == reference.bodies == []
+        asked(environ, candidate, tmp_path, out=out, agree=lambda *_: True)
+        made = len(reference.bodies)
+        again = asked(environ | {"PAID_KEY": ""}, candidate, tmp_path, out=out)
+        assert (made, len(reference.bodies), again.answer["verdict"]) == (20, 20, "not-enough-samples")
+
+
+def test_who_is_paid_is_named_when_leave_to_spend_is_asked_for(priced: Priced, tmp_path: Path) -> None:
+    named: list[str] = []
+
+    def refuse(_usd: float, who: str) -> bool:
+        named.append(who)
+        return False
+
+    with (
+        serve(sums) as candidate,
+        serve(sums) as reference,
+        pytest.raises(UsageError, match="paid may charge up to"),
+    ):
+        asked(priced(reference), candidate, tmp_path, agree=refuse)
+    assert named == ["paid"]

@@ -222,7 +222,7 @@ def test_long_questions_are_asked_as_far_as_the_served_context_goes(tmp_path: Pa
     said: list[str] = []
     with serve(lambda _b, _n: Say(content="4")) as candidate:  # it tells a context of 4,096 tokens
         request = Request(candidate=candidate.url, reference=candidate.url, suite=str(suite))
-        found = probe(request, {}, agree=lambda _usd: False, listen=lambda event: said.append(str(event)))
+        found = probe(request, {}, agree=lambda *_: False, listen=lambda event: said.append(str(event)))
     assert (len(candidate.bodies), found.answer["left_out"], found.answer["suite"]["items"]) == (12, 2, 4)
     assert any("2 questions are left out" in text for text in said)
     whole = load_suite(str(suite), {})
@@ -240,10 +240,10 @@ def test_a_run_says_what_it_takes_to_make_it_again_and_another_quant_does_not_go
     with serve(lambda _b, _n: Say(content="4")) as candidate:
         candidate.file = "/models/k3/Kimi-K3-UD-IQ1_M-00001-of-00015.gguf"
         request = Request(candidate=candidate.url, reference=candidate.url, suite=str(suite), seed=7, out=out)
-        made = probe(request, {}, agree=lambda _usd: False, listen=ignore).answer["made_by"]
+        made = probe(request, {}, agree=lambda *_: False, listen=ignore).answer["made_by"]
         candidate.file = "/models/k3/Kimi-K3-UD-IQ1_S-00001-of-00014.gguf"
         with pytest.raises(UsageError, match="another candidate_file") as error:
-            probe(request, {}, agree=lambda _usd: False, listen=ignore)
+            probe(request, {}, agree=lambda *_: False, listen=ignore)
     assert error.value.code == "other-run"
     assert (made["candidate_file"], made["candidate_build"]) == ("Kimi-K3-UD-IQ1_M-00001-of-00015.gguf", "b7-abc")
     assert (made["suite"], made["seed"], made["candidate_context_tokens"]) == (str(suite), 7, 4096)

@@ -129,7 +129,7 @@ def test_a_candidate_whose_calls_come_as_text_is_found(tmp_path: Path) -> None:
 
     with serve(leaking) as candidate, serve(good) as reference:
         request = Request(candidate=candidate.url, reference=reference.url, suite="tools", parallel=4)
-        found = probe(request, {}, agree=lambda _usd: False, listen=ignore)
+        found = probe(request, {}, agree=lambda *_: False, listen=ignore)
     assert found.scores.verdict is Verdict.WORSE
     ours, theirs = found.scores.arms[0], found.scores.arms[1]
     assert (found.scores.triggers.recall, found.scores.triggers.f1) == (0.0, 0.0)
