@@ -41,16 +41,16 @@ def _quant(answer: "Answer") -> str:
 
 
 def _split(answer: "Answer") -> str:
+    from kimigguf.memory.layout import HOST
+    from kimigguf.memory.ledger import Component
+
     layout, spec = answer.plan.layout, answer.target.spec
     on_devices = [index for index, place in enumerate(layout.layers) if place.trunk is not None]
     if not on_devices:
         why = "there is no accelerator with room" if answer.have.devices else "the machine has no accelerator"
         return f"Why this split: {why}, so all layers lie in RAM and the processor computes them."
-    moved = {name for name, device in layout.moved if device is None}
-    left = sum(weight.size_bytes for weight in spec.weights if weight.name in moved)
-    held = sum(
-        layer.expert_bytes for layer, place in zip(spec.layers, layout.layers, strict=True) if place.experts is not None
-    )
+    rows = [row for row in answer.plan.ledger.rows if row.component is Component.EXPERTS]
+    held = sum(row.size_bytes or 0 for row in rows if row.device is not HOST)
     experts = sum(layer.expert_bytes for layer in spec.layers)
     text = (
         "Why this split: every token reads the whole trunk but only a few experts, so the trunks of"
@@ -59,10 +59,10 @@ def _split(answer: "Answer") -> str:
     )
     if len(on_devices) < len(layout.layers):
         text += "The others found no room there and stay in RAM, the first layers first, as llama.cpp has it. "
-    if held - left < experts:
+    if held < experts:
         return text + (
-            f"What room was left took {memory(held - left)} of experts; the other {memory(experts - held + left)} stay"
-            " in RAM, where a token reads only those it is routed to. They are not repacked, so the system may drop"
+            f"What room was left took {memory(held)} of experts; the other {memory(experts - held)} stay in RAM,"
+            " where a token reads only those it is routed to. They are not repacked, so the system may drop"
             " their pages and read them again from the file."
         )
     return text + "All experts have room there too, so nothing but the token embedding is read from RAM."

@@ -1,6 +1,7 @@
 """``kimigguf plan`` as a person and as a script would use it."""
 
 import json
+import re
 import shutil
 import socket
 from collections.abc import Callable
@@ -93,6 +94,24 @@ def test_a_person_sees_bars_ledger_placement_and_the_command(
     assert "\x1b" not in out
     command = out.partition("The command:")[2]
     assert all(line.endswith("\\") for line in command.strip().splitlines()[:-1]), "it can be pasted"
+
+
+def test_the_words_and_the_table_say_the_same_of_the_experts(
+    environ: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = ("UD-IQ2_XXS", "--machine", "epyc-768g-rtx-pro-6000")
+    _, answer = answered(capsys, environ, *argv)
+    layout = answer["layout"]
+    assert layout["moved"], "the case is of single tensors that were moved"
+    assert plan(environ, *argv, "--explain") == 0
+    out = capsys.readouterr().out
+    on_gpu, on_host = (
+        float(next(line for line in out.splitlines() if line.startswith(f" {name}")).split()[index])
+        for name, index in (("gpu0", 3), ("host", 2))
+    )
+    words = re.search(r"took ([\d.]+) GiB of experts; the other ([\d.]+) GiB", " ".join(out.split()))
+    assert words is not None
+    assert (float(words[1]), float(words[2])) == pytest.approx((on_gpu, on_host), abs=0.06)
 
 
 def test_quiet_answers_by_the_exit_code_alone(environ: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
