@@ -35,7 +35,7 @@ def draw(console: "Console", report: "Report", data: Mapping[str, Any]) -> None:
     for unknown in report.unknown:
         console.print(f"unknown: {unknown}", markup=False)
     if data["saved"] is not None:
-        console.print(f"kept in {data['saved']}", markup=False, soft_wrap=True)
+        console.print(f"kept in {data['saved']}", markup=False)
     else:
         console.print(f"not kept: {data['not_saved']}", markup=False)
 

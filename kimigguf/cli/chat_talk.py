@@ -170,7 +170,7 @@ class Chat:
 
     def _think(self) -> None:
         if self._thinking:
-            self._app.show.err.print(printable(self._thinking).strip(), style="dim", markup=False, soft_wrap=True)
+            self._app.show.err.print(printable(self._thinking).strip(), style="dim", markup=False)
         else:
             self._note("there was no thinking yet")
 
@@ -224,10 +224,9 @@ class Chat:
             self._note(f"type what {printable(calls[0]['function']['name'])} returns, or /decline{more}")
 
     def _note(self, text: str, *, style: str = "dim") -> None:
-        """One line on stderr, unless quiet; on a terminal it is wrapped between words."""
+        """One line on stderr, unless quiet."""
         if self._app.show.mode is not Mode.QUIET:
-            err = self._app.show.err
-            err.print(text, style=style, markup=False, soft_wrap=not err.is_terminal)
+            self._app.show.err.print(text, style=style, markup=False)
 
 
 def _record(turn: Turn) -> dict[str, Any]:

@@ -236,7 +236,7 @@ class Folded:
         if self._open:
             self._open = False
             text = thought_line(self._status.turn, self._hint)
-            self._console.print(text, style="dim", markup=False, highlight=False, soft_wrap=True)
+            self._console.print(text, style="dim", markup=False, highlight=False)
 
 
 def status_line(turn: Turn, seconds: float) -> str:

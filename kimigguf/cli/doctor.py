@@ -115,7 +115,7 @@ def _record(finding: "Finding") -> dict[str, Any]:
 def _draw(console: "Console", path: Path, lines: int, found: "tuple[Finding, ...]") -> None:
     from rich.text import Text
 
-    console.print(f"{path}: {lines:,} lines", markup=False, soft_wrap=True)
+    console.print(f"{path}: {lines:,} lines", markup=False)
     if not found:
         console.print("UNKNOWN  none of the known symptoms is in it; that is no proof of health", markup=False)
     colours = {"fatal": "bold red", "failing": "red", "worse": "yellow"}
@@ -123,5 +123,5 @@ def _draw(console: "Console", path: Path, lines: int, found: "tuple[Finding, ...
         severity = str(finding.severity)
         times = f" ({finding.times} times)" if finding.times > 1 else ""
         console.print(Text.assemble((f"{severity.upper():9}", colours[severity]), finding.message + times))
-        console.print(f"         {finding.evidence}", markup=False, style="dim", soft_wrap=True)
-        console.print(f"         try: {finding.hint}", markup=False, soft_wrap=True)
+        console.print(f"         {finding.evidence}", markup=False, style="dim")
+        console.print(f"         try: {finding.hint}", markup=False)

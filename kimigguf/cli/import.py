@@ -96,10 +96,10 @@ def _quant_of(profile: "ModelProfile", path: Path) -> "Quant":
 
 def _draw(console: "Console", taken: "Takeover") -> None:
     for file in taken.files:
-        console.print(f"{file.how or '-':<10} {file.name}  {file.reason or ''}", markup=False, soft_wrap=True)
+        console.print(f"{file.how or '-':<10} {file.name}  {file.reason or ''}", markup=False)
     stored = taken.stored
     have, size = units.storage(stored.done_bytes), units.storage(stored.size_bytes)
     console.print(f"{stored.quant} is {stored.state}: {have} of {size}", markup=False)
-    console.print(str(stored.folder), markup=False, soft_wrap=True)
+    console.print(str(stored.folder), markup=False)
     if stored.done_bytes < stored.size_bytes:
         console.print(f"fetch the rest: kimigguf download {stored.quant}", markup=False)

@@ -66,7 +66,7 @@ def _record(models: Path, sets: "tuple[StoredSet, ...]", heads: dict[str, str]) 
 def _draw(console: "Console", models: Path, sets: "tuple[StoredSet, ...]", heads: dict[str, str]) -> None:
     from rich.table import Table
 
-    console.print(f"in {models}", markup=False, soft_wrap=True)
+    console.print(f"in {models}", markup=False)
     if not sets:
         console.print("nothing yet; which quant fits: kimigguf recommend", markup=False)
         return

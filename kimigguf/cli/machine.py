@@ -171,7 +171,7 @@ def check_command(app: App, *, file: Path) -> int:
     missing = _gaps(machine)
     data: dict[str, Any] = {"schema": CHECK_SCHEMA, "file": str(file), "name": machine.name, "unknown": missing}
     text = f"{file} is a valid machine file" + (f"; verdicts would miss: {', '.join(missing)}" if missing else "")
-    app.show.answer(data, lambda console: console.print(text, markup=False, soft_wrap=True))
+    app.show.answer(data, lambda console: console.print(text, markup=False))
     return ExitCode.DONE
 
 

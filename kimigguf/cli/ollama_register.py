@@ -228,7 +228,7 @@ def _draw_plan(console: "Console", registration: "Registration") -> None:
     _draw_ways(console, registration)
     _draw_disk(console, registration)
     console.print("Modelfile", style="bold")
-    console.print(registration.modelfile, markup=False)
+    console.print(registration.modelfile, markup=False, soft_wrap=True)
     _draw_environment(console, registration)
     console.print(
         f"nothing was written; it would be refused: {registration.blocking.evidence}"

@@ -127,6 +127,9 @@ def show_ready(console: "Console", session: "Session") -> None:
         *_speed_lines(session),
         f"  log        {server.log}",
         "",
+    ):
+        console.print(line, markup=False)
+    for line in (
         f"  curl {reach.curl}{url}/v1/chat/completions{header} -H 'Content-Type: application/json' \\",
         f"""    -d '{{"model":"{server.alias}","messages":[{{"role":"user","content":"Hello"}}]}}'""",
         "",
@@ -150,9 +153,9 @@ def _show_checks(console: "Console", checks: Iterable["Check"]) -> None:
     for check in checks:
         state = str(check.state)
         line = Text.assemble((f"{state.upper():8}", colours[state]), f"{check.what:12} {check.evidence}")
-        console.print(line, soft_wrap=True)
+        console.print(line)
         if check.hint and state != "passed":
-            console.print(f"{'':21}try: {check.hint}", markup=False, soft_wrap=True)
+            console.print(f"{'':21}try: {check.hint}", markup=False)
 
 
 def _memory_lines(session: "Session") -> tuple[str, ...]:
@@ -204,7 +207,7 @@ def serve_detached(app: "App", request: "Request") -> int:
             f"  kimigguf logs --name {name} -f",
             f"  kimigguf stop --name {name}",
         ):
-            console.print(line, markup=False, soft_wrap=True)
+            console.print(line, markup=False)
 
     app.show.answer(answer, human)
     return ExitCode.DONE if fits else ExitCode.ANSWERED_NO

@@ -41,20 +41,20 @@ class Show:
     @property
     def out(self) -> "Console":
         """Console on stdout, for answers."""
-        from rich.console import Console
+        from kimigguf.cli.lines import LineConsole
 
-        class Answer(Console):
+        class Answer(LineConsole):
             def on_broken_pipe(self) -> None:
                 raise BrokenPipeError  # rich would exit with 1, which here means "answered: no"
 
-        return Answer(highlight=False, soft_wrap=False)
+        return Answer(highlight=False)
 
     @property
     def err(self) -> "Console":
         """Console on stderr, for everything that is not the answer."""
-        from rich.console import Console
+        from kimigguf.cli.lines import LineConsole
 
-        return Console(stderr=True, highlight=False)
+        return LineConsole(stderr=True, highlight=False)
 
     def answer(self, data: Mapping[str, Any], human: Callable[["Console"], None]) -> None:
         """Show an answer: ``data`` (with its ``schema``) as JSON, or ``human`` drawn for a person."""
@@ -78,7 +78,7 @@ class Show:
     def note(self, text: str) -> None:
         """One line on stderr, unless quiet."""
         if self.mode is not Mode.QUIET:
-            self.err.print(text, markup=False, soft_wrap=True)  # a path in it must stay one that can be copied
+            self.err.print(text, markup=False)
 
     def error(self, error: KimiggufError) -> None:
         """Show a failure: what happened, why, what to do; one JSON object on stderr under ``--json``."""
@@ -104,7 +104,7 @@ class Show:
         if error.hint:
             lines.append(Text.assemble(("try: ", "bold green"), error.hint))
         for line in lines:
-            console.print(line, soft_wrap=True)  # a command or path in it must stay one that can be copied
+            console.print(line)
 
     def bug(self, error: BaseException) -> None:
         """Show an unexpected exception for what it is."""

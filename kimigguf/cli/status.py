@@ -68,7 +68,7 @@ def _draw(console: "Console", records: list[dict[str, Any]]) -> None:
         console.print(f"no server is running; {TO_START}", markup=False)
     for record in records:
         for line in _lines(record):
-            console.print(line, markup=False, soft_wrap=True)
+            console.print(line, markup=False)
 
 
 def _lines(record: dict[str, Any]) -> Iterator[str]:

@@ -95,9 +95,9 @@ def _draw(console: "Console", wanted: Wanted, stored: "StoredSet", verification:
             (f"{file.verdict:<10}", _COLOURS.get(file.verdict, "bold red")),
             f" {file.name}  {units.storage(file.size_bytes)}",
         )
-        console.print(line, soft_wrap=True)
+        console.print(line)
         if file.reason:
-            console.print(f"           {file.reason}", markup=False, soft_wrap=True)
+            console.print(f"           {file.reason}", markup=False)
     if verification.hashed_bytes and verification.seconds > 0:
         rate = units.rate(verification.hashed_bytes / verification.seconds)
         size, seconds = units.storage(verification.hashed_bytes), units.duration(verification.seconds)
@@ -105,7 +105,7 @@ def _draw(console: "Console", wanted: Wanted, stored: "StoredSet", verification:
     if verification.bad:
         console.print(f"{len(verification.bad)} of {len(verification.files)} shards are bad", style="bold red")
         if stored.manifest:
-            console.print(f"fetch what is bad: {wanted.again('repair')}", markup=False, soft_wrap=True)
+            console.print(f"fetch what is bad: {wanted.again('repair')}", markup=False)
     elif unproved := _unproved(verification):
         of = f"{unproved} of {len(verification.files)} shards"
         why = (
@@ -113,4 +113,4 @@ def _draw(console: "Console", wanted: Wanted, stored: "StoredSet", verification:
             if verification.quick and stored.manifest
             else f"nobody has said what the hash of {of} should be"
         )
-        console.print(f"NOT VERIFIED: {why}", style="bold yellow", markup=False, soft_wrap=True)
+        console.print(f"NOT VERIFIED: {why}", style="bold yellow", markup=False)

@@ -291,7 +291,7 @@ def test_a_talk_with_the_real_engine_goes_on_where_it_was_saved(tmp_path: Path, 
         ]
         file.write_text(json.dumps(saved | {"messages": saved["messages"] + more}))
         with terminal(["chat", "--url", url, "--max-tokens", "8", "--resume", str(file)], environ) as screen:
-            screen.until("4 questions taken up")
+            screen.until("4 questions taken")
             screen.until("result of get_time>")
             screen.enter("12:00")
             screen.until("of 2,048, ")
