@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 @click.argument("arguments", metavar="[-- LLAMA_ARGUMENTS]", nargs=-1, type=click.UNPROCESSED)
 @click.option("--reference", metavar="QUANT|PATH", help="The model to hold it against: a higher quant.")
 @click.option("--logits", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
-              help="Keep the reference's logits here, or take them from here.")  # fmt: skip
+              help="Keep the reference's logits here, or take them from here where they are its own.")  # fmt: skip
 @click.option("--text", "text_file", type=click.Path(path_type=Path, dir_okay=False, exists=True), metavar="FILE",
               help="What both read, such as your own work; a suite's questions if not given.")  # fmt: skip
-@click.option("--suite", "suite_name", metavar="NAME|FILE", default="standard", show_default=True,
-              help="Whose questions are read.")  # fmt: skip
-@click.option("--context", "context_tokens", type=click.IntRange(16), default=512, show_default=True,
-              help="Tokens in a chunk; its second half is scored.")  # fmt: skip
-@click.option("--chunks", type=click.IntRange(2), default=20, show_default=True, help="Most chunks to read.")
+@click.option("--suite", "suite_name", metavar="NAME|FILE",
+              help="Whose questions are read; standard if not given.")  # fmt: skip
+@click.option("--context", "context_tokens", type=click.IntRange(16),
+              help="Tokens in a chunk, whose second half is scored; 512 if not given.")  # fmt: skip
+@click.option("--chunks", type=click.IntRange(2), help="Most chunks to read; 20 if not given.")
 @click.option("--engine-path", type=click.Path(path_type=Path), help="Folder of the llama-perplexity to use.")
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), metavar="DIR",
               help="A run's folder: its report and `compare` then show this too.")  # fmt: skip
@@ -43,9 +43,9 @@ def exact_command(
     reference: str | None,
     logits: Path | None,
     text_file: Path | None,
-    suite_name: str,
-    context_tokens: int,
-    chunks: int,
+    suite_name: str | None,
+    context_tokens: int | None,
+    chunks: int | None,
     engine_path: Path | None,
     out: Path | None,
     models_dir: Path | None,
@@ -55,8 +55,9 @@ def exact_command(
     llama.cpp's llama-perplexity does the work: how far the candidate's probabilities are from the reference's
     (Kullback-Leibler divergence), and how often both hold the same token for the likeliest. One model is in memory at a
     time. The logits take about 2 bytes for each scored token and word of the vocabulary (84 MB a chunk for Kimi K3);
-    --logits keeps them, so that one reference serves many quants, on other machines too. What stands after -- goes to
-    llama-perplexity, for placement.
+    --logits keeps them, so that one reference serves many quants, on other machines too (with the .json beside the
+    file, which says whose they are: another --reference, --text, --context or --chunks is refused). What stands after
+    -- goes to llama-perplexity, for placement.
 
     \b
     Examples:
@@ -67,10 +68,12 @@ def exact_command(
 
     if reference is None and logits is None:
         raise click.UsageError("Missing option '--reference' (or '--logits' with those of an earlier run).")
+    # What kept logits were made from is theirs to say, unless something else is named.
+    named = text_file is not None or suite_name is not None or logits is None or not logits.exists()
     request = Request(
         candidate=_model(app, candidate, models_dir),
         reference=None if reference is None else _model(app, reference, models_dir),
-        text=_text(app, text_file, suite_name),
+        text=_text(app, text_file, suite_name or "standard") if named else None,
         logits=logits,
         context_tokens=context_tokens,
         chunks=chunks,
@@ -110,7 +113,7 @@ def _draw(console: "Console", found: "Exact") -> None:
     from rich import box
     from rich.table import Table
 
-    from kimigguf.probe.divergence import in_words
+    from kimigguf.probe.divergence import in_words, ratio_note
 
     what, size = found.divergence, found.logits
     console.print(f"candidate  {found.candidate}", markup=False)
@@ -133,3 +136,5 @@ def _draw(console: "Console", found: "Exact") -> None:
         table.add_row(f"divergence, {name}", f"{value:.4f}", "")
     console.print(table)
     console.print(f"by the rough scale in use (0.01, 0.05, 0.1 nats): {in_words(what.mean.mean)}", markup=False)
+    if (note := ratio_note(what)) is not None:
+        console.print(note, markup=False)

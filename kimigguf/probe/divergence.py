@@ -9,6 +9,8 @@ from typing import Final
 _MAGIC: Final = b"_logits_"
 _HEADER: Final = struct.Struct("<8sIii")
 HEADER_BYTES: Final = _HEADER.size
+_NEAR_LOSSLESS: Final = 0.01
+_RATIO_ODD: Final = 0.05
 _NUMBER: Final = r"\s*([-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?)"
 
 
@@ -117,9 +119,23 @@ def read_header(data: bytes) -> Logits | None:
     return Logits(context_tokens=context, vocabulary=vocabulary, chunks=chunks)
 
 
+def ratio_note(found: Divergence) -> str | None:
+    """Why the perplexities differ where the distributions hardly do; None where that needs no explanation.
+
+    The file keeps each token's logits down to 16 below the likeliest one (build 11434, ``log_softmax``): what the text
+    has and the reference holds for less likely than that counts as that likely, for the reference alone.
+    """
+    if found.mean.mean >= _NEAR_LOSSLESS or found.perplexity_ratio.mean < 1 + _RATIO_ODD:
+        return None
+    return (
+        "the perplexities' ratio says little here: kept logits end at a nine-millionth of the likeliest token's "
+        "probability, and where the text is less likely still, only the candidate pays for it; go by the divergence"
+    )
+
+
 def in_words(kld: float) -> str:
     """The rough scale in use among people who quantize models."""
-    for limit, words in ((0.01, "near lossless"), (0.05, "good"), (0.1, "noticeable")):
+    for limit, words in ((_NEAR_LOSSLESS, "near lossless"), (0.05, "good"), (0.1, "noticeable")):
         if kld < limit:
             return words
     return "significant"

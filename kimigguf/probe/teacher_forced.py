@@ -25,12 +25,15 @@ from kimigguf.errors import IntegrityError, MachineError, UsageError
 from kimigguf.events import Listener, Step
 from kimigguf.gguf_file.header import SkippedArray
 from kimigguf.gguf_file.shards import ShardSet, find_set, read_set
-from kimigguf.probe.divergence import HEADER_BYTES, Divergence, Logits, in_words, parse, read_header
+from kimigguf.probe import kept_logits
+from kimigguf.probe.divergence import HEADER_BYTES, Divergence, Logits, in_words, parse, ratio_note, read_header
 from kimigguf.probe.suites import Suite
 
 _TOOL: Final = "llama-perplexity"
 _BYTES_PER_TOKEN: Final = 1.5
 """Fewer than this no tokenizer makes of text; more only costs the tool a longer text than it uses."""
+CONTEXT_TOKENS: Final = 512
+CHUNKS: Final = 20
 _LEAST_SCORED: Final = 100
 """The tool makes no statistics of fewer tokens (build 11434)."""
 _LOOK_EVERY_SECONDS: Final = 1.0
@@ -48,22 +51,23 @@ FILE: Final = "exact.json"
 class Request:
     """What to compare. ``logits`` is where the reference's are kept, or lie; None: nowhere longer than needed.
 
-    ``text`` is what both read, None where ``logits`` holds it. ``arguments`` are handed on to the tool, for placement.
+    ``text`` is what both read, None where ``logits`` holds it. ``context_tokens`` and ``chunks`` are what ``logits``
+    has, or else 512 and 20, where they are None. ``arguments`` are handed on to the tool, for placement.
     """
 
     candidate: Path
     reference: Path | None
     text: str | None
     logits: Path | None = None
-    context_tokens: int = 512
-    chunks: int = 20
+    context_tokens: int | None = None
+    chunks: int | None = None
     arguments: tuple[str, ...] = ()
     engine_path: Path | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exact:
-    """The comparison. ``reference`` is None where its logits came from a file."""
+    """The comparison. ``reference`` is None where its logits came from a file that nobody said anything of."""
 
     candidate: str
     candidate_bytes: int
@@ -87,7 +91,8 @@ def compare(request: Request, environ: Mapping[str, str], listen: Listener) -> E
     """Run the tool for the reference, unless its logits are there, and then for the candidate.
 
     Raises:
-        UsageError: A model or text cannot be meant, or the two models do not share a vocabulary.
+        UsageError: A model or text cannot be meant, the two models do not share a vocabulary, or (``other-logits``) the
+            kept logits are not of what is asked for.
         MachineError: ``no-perplexity-tool``, ``disk-full``, ``cannot-write``.
         IntegrityError: ``bad-logits``; or a model's files are no set.
         ServerError: The tool died.
@@ -98,18 +103,20 @@ def compare(request: Request, environ: Mapping[str, str], listen: Listener) -> E
         work = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kimigguf-exact-")))
         run = _Runs(program=program, environ=environ, arguments=request.arguments, work=work, listen=listen)
         logits = request.logits or work / "reference.logits"
-        reference = None
-        if not logits.exists():
-            reference = _reference(request, candidate)
-            _make_logits(run, request, reference, logits)
+        if kept := logits.exists():
+            source = None
+        else:
+            source = _make_logits(run, request, _reference(request, candidate), logits)
         known = _checked(logits, candidate)
+        if kept:
+            source = kept_logits.check(logits, known, _wanted(request))
         listen(Step(text=f"holding {_name(candidate)} against the reference over {known.scored_tokens:,} tokens"))
         words = ["--model", str(_first(request.candidate)), "--ctx-size", str(known.context_tokens)]
         found = _statistics(run, [*words, "--kl-divergence", "--kl-divergence-base", str(logits)])
     return Exact(
         candidate=_name(candidate),
         candidate_bytes=candidate.size_bytes,
-        reference=None if reference is None else _name(reference),
+        reference=None if source is None else source.reference,
         logits=known,
         tool=str(program),
         divergence=found,
@@ -134,6 +141,7 @@ def record(exact: Exact) -> dict[str, Any]:
         "scored_tokens": exact.logits.scored_tokens,
         **asdict(exact.divergence),
         "meaning": exact.sentence,
+        "note": ratio_note(exact.divergence),
     }
 
 
@@ -238,30 +246,41 @@ def _tokens(shards: ShardSet) -> int | None:
     return tokens.length if isinstance(tokens, SkippedArray) else None
 
 
-def _make_logits(run: _Runs, request: Request, reference: ShardSet, logits: Path) -> None:
+def _wanted(request: Request) -> kept_logits.Wanted:
+    files = None
+    if request.reference is not None:
+        paths = find_set(request.reference)
+        files = kept_logits.model_files(paths, read_set(paths))
+    text = None if request.text is None else request.text.strip()
+    return kept_logits.Wanted(files=files, text=text, context_tokens=request.context_tokens, chunks=request.chunks)
+
+
+def _make_logits(run: _Runs, request: Request, reference: ShardSet, logits: Path) -> kept_logits.Source:
     """Have the reference read the text. The file gets its name when it is whole, so a killed run leaves none."""
     text = (request.text or "").strip()
-    least = int(2 * request.context_tokens * _BYTES_PER_TOKEN)
+    context, chunks = request.context_tokens or CONTEXT_TOKENS, request.chunks or CHUNKS
+    least = int(2 * context * _BYTES_PER_TOKEN)
     if len(text.encode()) < least:
         raise UsageError(
-            f"the text is too short: {len(text.encode()):,} bytes, and two chunks of {request.context_tokens} tokens "
+            f"the text is too short: {len(text.encode()):,} bytes, and two chunks of {context} tokens "
             f"need {least:,} or more",
             code="text-too-short",
             hint="give a longer --text FILE, or a smaller --context",
         )
     tokens = _tokens(reference)
     if tokens is not None:
-        most = Logits(context_tokens=request.context_tokens, vocabulary=tokens, chunks=request.chunks)
+        most = Logits(context_tokens=context, vocabulary=tokens, chunks=chunks)
         disk.require(logits.parent, most.size_bytes)
     source, part = run.work / "text.txt", logits.with_name(logits.name + ".part")
-    run.listen(Step(text=f"{_name(reference)} reads the text: up to {request.chunks} chunks"))
+    run.listen(Step(text=f"{_name(reference)} reads the text: up to {chunks} chunks"))
     try:
         source.write_text(text, encoding="utf-8")
         logits.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise MachineError(f"cannot write to {logits.parent}", code="cannot-write", cause=error.strerror) from error
-    model = ["--model", str(_first(request.reference or request.candidate)), "--file", str(source)]
-    size = ["--ctx-size", str(request.context_tokens), "--chunks", str(request.chunks)]
+    paths = find_set(request.reference or request.candidate)
+    model = ["--model", str(paths[0]), "--file", str(source)]
+    size = ["--ctx-size", str(context), "--chunks", str(chunks)]
     try:
         output = run("reference", [*model, *size, "--kl-divergence-base", str(part)])
         header = _header(part)
@@ -272,9 +291,19 @@ def _make_logits(run: _Runs, request: Request, reference: ShardSet, logits: Path
                 cause=_complaint(output),
                 hint="give a longer --text FILE, or a smaller --context",
             )
+        made = kept_logits.Source(
+            reference=_name(reference),
+            files=kept_logits.model_files(paths, reference),
+            text_sha256=kept_logits.text_hash(text),
+            context_tokens=context,
+            chunks=chunks,
+            logits_sha256=kept_logits.logits_hash(part),
+        )
+        kept_logits.write(logits, made)
         part.replace(logits)
     finally:
         part.unlink(missing_ok=True)
+    return made
 
 
 def _header(path: Path) -> Logits | None:

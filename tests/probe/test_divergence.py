@@ -1,9 +1,10 @@
 import struct
+from dataclasses import replace
 
 import pytest
 from fakes.perplexity import SAID
 
-from kimigguf.probe.divergence import Logits, in_words, parse, read_header
+from kimigguf.probe.divergence import Logits, in_words, parse, ratio_note, read_header
 
 
 def test_the_closing_statistics_are_read_and_not_those_of_a_chunk() -> None:
@@ -18,6 +19,19 @@ def test_the_closing_statistics_are_read_and_not_those_of_a_chunk() -> None:
     assert found.reference_perplexity.mean == 40.975543
     assert found.perplexity_ratio.mean == 1.347973
     assert found.correlation == pytest.approx(0.952)
+
+
+@pytest.mark.parametrize(
+    ("divergence", "ratio", "explained"), [(0.0, 3.6926, True), (0.0, 1.001, False), (2.3, 3.7, False)]
+)
+def test_perplexities_that_differ_where_the_models_do_not_are_explained(
+    divergence: float, ratio: float, *, explained: bool
+) -> None:
+    found = parse(SAID)
+    assert found is not None
+    mean, odd = replace(found.mean, mean=divergence), replace(found.perplexity_ratio, mean=ratio)
+    note = ratio_note(replace(found, mean=mean, perplexity_ratio=odd))
+    assert (note is not None and "go by the divergence" in note) == explained
 
 
 @pytest.mark.parametrize("missing", ["Mean    KLD", "Same top p", "Mean PPL(Q)/PPL(base)", "99.0%   KLD"])

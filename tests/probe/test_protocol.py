@@ -183,3 +183,11 @@ def test_the_command_answers_no_where_the_candidate_alone_fails(capsys: pytest.C
     assert "thinking is taken back" in shown
     assert "pass" in shown
     assert len(STEPS) == 12
+
+
+def test_a_reference_whose_key_is_not_set_is_refused_before_anything_is_asked() -> None:
+    with serve(good) as candidate:
+        request = Request(candidate=candidate.url, reference="kimi")
+        with pytest.raises(UsageError, match="MOONSHOT_API_KEY is not set") as error:
+            look(request, {}, arguments=lambda _e: {}, agree=lambda *_: True, listen=ignore)
+    assert (error.value.code, candidate.bodies) == ("no-key", [])

@@ -67,7 +67,7 @@ def test_a_k3_is_itself_and_another_quant_of_it_is_not(
     assert "Q2_K_XL" in same["reference"]["name"]
 
     other = exact(tiny("UD-IQ1_M"), "--logits", logits, "--out", folder)
-    assert other["reference"]["name"] is None
+    assert other["reference"] == same["reference"]  # the note beside the logits has it
     assert other["mean"]["mean"] > 0.5
     assert other["same_top"]["mean"] < 0.5
     assert json.loads((folder / "exact.json").read_text()) == other
@@ -88,6 +88,36 @@ def test_a_coarser_small_model_is_measured_as_worse_than_the_finer_one(
     assert 0.3 < found["same_top"]["mean"] < 0.95
     assert found["perplexity_ratio"]["mean"] > 1
     assert "significant" in found["meaning"]
+
+
+@pytest.mark.native
+def test_kept_logits_of_another_reference_text_or_size_are_refused(
+    exact: Exact, tiny: Callable[[str], Path], tmp_path: Path
+) -> None:
+    model, other, logits = tiny("UD-IQ1_M"), tiny("UD-Q2_K_XL"), tmp_path / "kept.logits"
+    first = exact(model, "--reference", model, "--logits", logits)
+    made = logits.read_bytes()
+    text = tmp_path / "other.txt"
+    text.write_text(TEXT[::-1])
+    named: dict[str, str | Path] = {"reference": other, "text": text, "context": "96", "chunks": "3"}
+    for what, value in named.items():
+        refused = exact(model, "--logits", logits, f"--{what}", value, code=ExitCode.USAGE)
+        assert refused["code"] == "other-logits"
+        assert f"made with another {what} (by " in refused["message"]
+        assert str(logits) in refused["hint"]
+    assert logits.read_bytes() == made
+    again = exact(model, "--reference", model, "--logits", logits)
+    assert (again["reference"], again["mean"]) == (first["reference"], first["mean"])
+    assert again["reference"]["name"] is not None
+
+    moved = tmp_path / "elsewhere" / "kept.logits"
+    moved.parent.mkdir()
+    moved.write_bytes(made)
+    unknown = exact(model, "--reference", model, "--logits", moved, code=ExitCode.USAGE)
+    assert "nothing beside" in unknown["message"]
+    words = ["quality-probe", "exact", "--json", str(model), "--logits", str(moved)]
+    assert run(words, App(show=Show(), environ=exact.environ)) == ExitCode.DONE  # as it is, nothing else being named
+    assert json.loads(exact.capsys.readouterr().out)["reference"]["name"] is None
 
 
 @pytest.mark.native
