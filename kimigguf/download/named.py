@@ -14,7 +14,7 @@ from kimigguf.catalogue.profiles import find_quant, load_model
 from kimigguf.catalogue.quants import EngineNeed, ModelProfile, Quant
 from kimigguf.download.store import FileState, SetState, StoredSet, locate, stored_at
 from kimigguf.errors import IntegrityError, UsageError
-from kimigguf.home import from_home
+from kimigguf.home import whole
 
 DEFAULT_MODEL: Final = "kimi-k3"
 
@@ -54,7 +54,7 @@ def target_of(text: str, environ: Mapping[str, str], *, model: str = DEFAULT_MOD
     Raises:
         UsageError: ``unknown-quant`` with the nearest names.
     """
-    path = from_home(text)
+    path = whole(text)
     if is_path(text):
         return PathTarget(path=path, text=text)
     profile = load_model(model, environ)

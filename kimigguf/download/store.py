@@ -21,7 +21,7 @@ from kimigguf.catalogue.remote import RemoteSet
 from kimigguf.download import journal
 from kimigguf.download.manifest import INNER, MANIFEST, Manifest, ManifestFile, read_manifest
 from kimigguf.errors import IntegrityError, MachineError, UsageError
-from kimigguf.home import from_home
+from kimigguf.home import from_home, whole
 
 PART: Final = ".part"
 _SHARD: Final = re.compile(r"-\d{5}-of-\d{5}\.gguf$")
@@ -113,9 +113,9 @@ def named_models_dir(environ: Mapping[str, str], override: Path | None = None) -
         UsageError: ``bad-config``.
     """
     if override is not None:
-        return from_home(override).absolute()
+        return whole(override)
     if environ.get("KIMIGGUF_MODELS"):
-        return from_home(environ["KIMIGGUF_MODELS"]).absolute()
+        return whole(environ["KIMIGGUF_MODELS"])
     return _folder_in(_settings(config_path()), config_path())
 
 
@@ -176,7 +176,7 @@ def _folder_in(settings: Mapping[str, Any], path: Path) -> Path | None:
         raise UsageError(
             f"models_dir in {path} is no absolute path", code="bad-config", hint='models_dir = "/mnt/models"'
         )
-    return from_home(value)
+    return whole(value)
 
 
 def set_folder(models: Path, remote: RemoteSet) -> Path:

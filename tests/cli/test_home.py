@@ -9,9 +9,10 @@ from kimigguf.catalogue.access import token
 from kimigguf.catalogue.header_cache import cache_dir
 from kimigguf.cli.app import App, run
 from kimigguf.cli.show import Show
-from kimigguf.download.store import named_models_dir
+from kimigguf.download.named import PathTarget, target_of
+from kimigguf.download.store import models_dir, named_models_dir
 from kimigguf.engines.discover import places
-from kimigguf.home import from_home
+from kimigguf.home import from_home, whole
 
 NOBODY = "~no-such-user"
 
@@ -25,6 +26,22 @@ def test_a_home_is_written_out_and_anything_else_kept(monkeypatch: pytest.Monkey
         f"{NOBODY}/a",
         "/home/me",
     ]
+
+
+def test_a_path_with_dots_is_named_as_a_service_can_be_told_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "here").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "here")
+    monkeypatch.chdir(tmp_path / "here")
+    target = target_of("../link/./k3.gguf", {})
+    assert isinstance(target, PathTarget)
+    assert target.path == tmp_path / "link" / "k3.gguf", "the link stays: it may point to another disk tomorrow"
+    assert models_dir({}, Path("../models")) == models_dir({"KIMIGGUF_MODELS": "../models"}) == tmp_path / "models"
+
+
+def test_what_stands_behind_a_link_is_still_the_same_file(tmp_path: Path) -> None:
+    (tmp_path / "disk" / "sets").mkdir(parents=True)
+    (tmp_path / "link").symlink_to(tmp_path / "disk" / "sets")
+    assert whole(tmp_path / "link" / ".." / "k3") == (tmp_path / "disk" / "k3").resolve()
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from kimigguf.cli.show import Show
 from kimigguf.download.manifest import Manifest, ManifestFile, write_manifest
 from kimigguf.download.named import CatalogueTarget, PathTarget, is_path, look_for, present, target_of
 from kimigguf.errors import IntegrityError, UsageError
+from kimigguf.home import whole
 
 COMMANDS = [
     ("plan", "--machine", "epyc-1536g-cpu"),
@@ -28,7 +29,7 @@ COMMANDS = [
 @pytest.mark.parametrize("text", ["./UD-IQ1_M", "~/k3", "..", "a/b", "K3.GGUF", "/x", ".hidden"])
 def test_what_can_only_be_a_path_is_never_taken_for_a_quant(text: str) -> None:
     assert is_path(text)
-    assert target_of(text, {}) == PathTarget(path=Path(text).expanduser(), text=text)
+    assert target_of(text, {}) == PathTarget(path=whole(text), text=text)
 
 
 @pytest.mark.parametrize("text", ["UD-IQ1_M", "iq1_m", "ud-iq1_m"])
@@ -44,7 +45,7 @@ def test_a_folder_that_is_no_quant_needs_no_slash_and_one_that_is_called_like_a_
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine").mkdir()
     (tmp_path / "UD-IQ1_M").mkdir()
-    assert target_of("mine", {}) == PathTarget(path=Path("mine"), text="mine")
+    assert target_of("mine", {}) == PathTarget(path=Path.cwd() / "mine", text="mine")
     assert isinstance(target_of("UD-IQ1_M", {}), CatalogueTarget)
 
 

@@ -184,7 +184,8 @@ def _engine(kind: EngineKind) -> FoundEngine:
 def test_flags_are_read_from_help(tmp_path: Path) -> None:
     write_engine(tmp_path / "llama-server", version=mainline(11434))
     engine = choose({"PATH": ""}, engine_path=tmp_path)
-    assert known_flags(engine, {}) == frozenset({"--model", "--cors-origins"})
+    flags = frozenset({"--model", "--cors-origins", "--threads", "--ssl-key-file", "--ssl-cert-file"})
+    assert known_flags(engine, {}) == flags
 
 
 def test_a_program_that_hangs_on_version_does_not_hang_us(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
