@@ -1,8 +1,9 @@
 """What became of one question to one endpoint: a reply, or a fault that is nobody's wrong answer. Types only."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 
 class Arm(StrEnum):
@@ -71,13 +72,25 @@ class Spent:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Sent:
+    """One HTTP request: when it began (UTC, ISO 8601) and its body, without headers and so without the key.
+
+    The messages of a long body are replaced by the item's id and their SHA-256: see ``sent.brief``.
+    """
+
+    began: str
+    body: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
     """A whole reply. Times are seconds from sending the request; token counts the endpoint's, None if it gives none.
 
     ``tested`` is for questions whose answer is code, written down with the reply so that a report never runs anything.
     ``turns`` is how often the model was asked: more than once where it called tools and was given their results; the
     calls and token counts are then those of all turns. ``thinking_tokens`` is the endpoint's own count; ``earlier``,
-    what was spent before on answers that were thrown away.
+    what was spent before on answers that were thrown away. ``requests`` are all that were sent for it, in order, failed
+    tries and earlier turns too; none in the record of an older version.
     """
 
     content: str
@@ -94,6 +107,7 @@ class Reply:
     turns: int = 1
     thinking_tokens: int | None = None
     earlier: tuple[Spent, ...] = ()
+    requests: tuple[Sent, ...] = field(default=(), compare=False)
 
     @property
     def spent(self) -> tuple[Spent, ...]:

@@ -22,6 +22,7 @@ from kimigguf.probe.faults import FAILURES, BudgetSpent, Cut, fault_of, wait_bef
 from kimigguf.probe.logprobs import Continuation
 from kimigguf.probe.logprobs import read as read_logprobs
 from kimigguf.probe.references import Purse
+from kimigguf.probe.sent import Listening
 from kimigguf.probe.suites import Item
 from kimigguf.probe.turns import as_sent, ask_on
 from kimigguf.probe.unstreamed import whole_reply
@@ -95,6 +96,7 @@ class Asker:
         self._settings = settings
         self._sleep = sleep
         self._usage_in_stream = True
+        self._sending = Listening()
         self._key = environ.get(KEY_VARIABLES[role]) or environ.get(key_variable or "")
         timeout = httpx2.Timeout(settings.timeout_seconds, connect=_CONNECT_SECONDS)
         self._client = openai.OpenAI(
@@ -106,6 +108,7 @@ class Asker:
                 timeout=timeout,
                 trust_env=not is_loopback(urlsplit(self.url).hostname or ""),
                 verify=_trust(self.url, environ),
+                event_hooks={"request": [self._sending.heard]},
             ),
         )
 
@@ -148,7 +151,9 @@ class Asker:
 
     def ask(self, endpoint: Endpoint, item: Item, max_tokens: int | None) -> Outcome:
         """Ask one question, to the end of its tool loop if it has one."""
-        return ask_on(item, lambda turn: self._ask_once(endpoint, turn, max_tokens))
+        with self._sending.to(item.id) as requests:
+            outcome = ask_on(item, lambda turn: self._ask_once(endpoint, turn, max_tokens))
+        return replace(outcome, requests=tuple(requests)) if isinstance(outcome, Reply) else outcome
 
     def _ask_once(self, endpoint: Endpoint, item: Item, max_tokens: int | None) -> Outcome:
         """One turn; an answer that was cut off while thinking is asked for once more, with more room."""
@@ -179,7 +184,9 @@ class Asker:
                 completion_tokens=None if usage is None else usage.completion_tokens,
             )
 
-        return self._with_tries(item, max_tokens, once)
+        with self._sending.to(item.id) as requests:
+            found = self._with_tries(item, max_tokens, once)
+        return replace(found, requests=tuple(requests)) if isinstance(found, Continuation) else found
 
     def _with_tries(self, item: Item, max_tokens: int | None, once: Callable[[], R]) -> R | Fault:
         for tried in range(1, self._settings.tries + 1):

@@ -12,7 +12,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import IO, Any, Final
@@ -21,7 +21,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from kimigguf.errors import MachineError, UsageError
 from kimigguf.events import Listener, Notice, Step
-from kimigguf.probe.calls import Arm, Call, Fault, FaultKind, Outcome, Reply, Shape
+from kimigguf.probe.calls import Arm, Call, Fault, FaultKind, Outcome, Reply, Sent, Shape
 from kimigguf.probe.client import Asker, Endpoint, stopped
 from kimigguf.probe.intervals import Interval, Verdict, interval, judge
 from kimigguf.probe.references import Prices
@@ -52,7 +52,10 @@ class Better(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Opinion:
-    """What the judge said of one pair in one order. ``reference_first``: the reference's answer was shown as A."""
+    """What the judge said of one pair in one order. ``reference_first``: the reference's answer was shown as A.
+
+    ``requests`` are those that were sent for it, none in the record of an older version.
+    """
 
     item: str
     repeat: int
@@ -62,6 +65,7 @@ class Opinion:
     said: str
     prompt_tokens: int | None
     completion_tokens: int | None
+    requests: tuple[Sent, ...] = field(default=(), compare=False)
 
     @property
     def key(self) -> tuple[str, int, Pair, bool]:
@@ -210,6 +214,7 @@ def ask_judge(
                 said=outcome.content,
                 prompt_tokens=outcome.prompt_tokens,
                 completion_tokens=outcome.completion_tokens,
+                requests=outcome.requests,
             )
             _write(stream, asdict(opinion))
             done[opinion.key] = opinion

@@ -13,10 +13,11 @@ With both models on this machine ``quality-probe exact`` has neither limit.
 import math
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from kimigguf.engines.printable import sendable
+from kimigguf.probe.calls import Sent
 from kimigguf.probe.intervals import Interval, interval
 
 _ROUNDING: Final = 1e-3
@@ -42,12 +43,16 @@ class Position:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Continuation:
-    """The beginning of an endpoint's answer. ``positions`` None: it gave no log-probabilities; ``why`` says how."""
+    """The beginning of an endpoint's answer. ``positions`` None: it gave no log-probabilities; ``why`` says how.
+
+    ``requests`` are those that were sent for it, none in the record of an older version.
+    """
 
     positions: tuple[Position, ...] | None
     why: str | None = None
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
+    requests: tuple[Sent, ...] = field(default=(), compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
