@@ -202,7 +202,8 @@ def examine_turns(post: Post) -> Iterator[Finding]:
             severity=Severity.FAILING,
             message="the thinking of earlier turns does not reach the model: multi-turn becomes inconsistent",
             evidence="reasoning_content of the assistant's message is not in the rendered prompt",
-            hint="start it without --no-reasoning-preserve and --chat-template: kimigguf restart, or kimigguf serve",
+            # Not restart: that starts it with the same arguments.
+            hint="kimigguf stop, then kimigguf serve with neither --chat-template nor --no-reasoning-preserve after --",
         )
     if missing := [words for words, mark in (("call", _ARGUMENT), ("result", _RESULT)) if mark not in prompt]:
         yield Finding(

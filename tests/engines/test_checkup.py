@@ -48,6 +48,12 @@ def test_a_template_that_drops_thinking_or_tools_is_found(prompt: str, codes: li
     assert [finding.code for finding in examine_turns(answering({"prompt": prompt}))] == codes
 
 
+def test_what_the_arguments_cause_is_not_cured_by_a_start_with_the_same_arguments() -> None:
+    (finding,) = examine_turns(answering({"prompt": f"{CALLED} {RESULT}"}))
+    assert "restart" not in finding.hint
+    assert "kimigguf stop" in finding.hint
+
+
 def test_a_server_that_refuses_a_tools_result_is_why_agents_stop() -> None:
     (finding,) = examine_turns(answering(Refused("HTTP 400: Expected 'content'", 400)))
     assert finding.code == "turns-refused"
