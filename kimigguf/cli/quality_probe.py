@@ -90,20 +90,20 @@ def command(
     \b
     Examples:
       kimigguf quality-probe --reference kimi --budget-usd 5 --out probe-iq1s
-      kimigguf quality-probe --candidate :8080 --reference :8081 --suite mine.toml --json
-      kimigguf quality-probe --candidate :8080 --reference :8081 --suite standard --reference-run probe-iq1s
-      kimigguf quality-probe --candidate :8080 --reference kimi --costs costs.toml --out probe-iq1s
-      kimigguf quality-probe compare probe-iq1s probe-iq1m probe-q2kxl --out compared.html
+      kimigguf quality-probe --reference :8081 --suite mine.toml --json
+      kimigguf quality-probe --reference :8081 --reference-run probe-iq1s
+      kimigguf quality-probe --reference kimi --costs costs.toml --out probe-q2kxl
+      kimigguf quality-probe compare probe-iq1s probe-q2kxl --out compared.html
 
     \b
-    A file for --costs (every key may be left out; what is left out is not counted, and said not to be):
+    A file for --costs (a key left out is not counted, and said not to be):
       tasks_per_month = 20000
       correction_usd = 2.0            # to put right by hand what was not solved
       [candidate]
-      watts = 1100                    # or usd_per_hour for a machine paid while it answers
+      watts = 1100                    # or usd_per_hour, paid while it answers
       usd_per_kwh = 0.30
       storage_usd_per_month = 20
-      operations_usd_per_month = 400  # write-off, rent by the month, somebody's time
+      operations_usd_per_month = 400  # write-off, rent, somebody's time
     """  # noqa: D301 -- \b is click's marker for text that must not be wrapped
     if context.invoked_subcommand is not None:
         return ExitCode.DONE
@@ -138,7 +138,7 @@ def command(
         token_level=token_level,
     )
     with app.show.progress() as listen:
-        found = probe(request, environ, agree=lambda usd, who: yes or agreed(usd, who), listen=listen)
+        found = probe(request, environ, agree=lambda usd, who: yes or agreed(app.show, usd, who), listen=listen)
     if out is not None:
         app.show.note(f"the report is in {out / 'report.html'}")
 
@@ -178,7 +178,7 @@ def compare_command(app: App, *, folders: tuple[Path, ...], out: Path | None) ->
 
     \b
     Example:
-      kimigguf quality-probe compare probe-iq1s probe-iq1m probe-q2kxl --out compared.html
+      kimigguf quality-probe compare probe-iq1s probe-q2kxl --out compared.html
     """  # noqa: D301 -- \b is click's marker for text that must not be wrapped
     from kimigguf.catalogue.profiles import load_model
     from kimigguf.probe.compare import compare, compare_page, draw, record

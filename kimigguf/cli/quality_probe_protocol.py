@@ -51,7 +51,7 @@ def protocol_command(
     \b
     Examples:
       kimigguf quality-probe protocol
-      kimigguf quality-probe protocol --candidate :8080 --reference kimi --budget-usd 1
+      kimigguf quality-probe protocol --reference kimi --budget-usd 1
     """  # noqa: D301 -- \b is click's marker for text that must not be wrapped
     from kimigguf.engines.serving import DEFAULT, chat_template_arguments, load_serving
     from kimigguf.probe.protocol_session import Request, look
@@ -72,7 +72,7 @@ def protocol_command(
             request,
             environ,
             arguments=lambda level: chat_template_arguments(serving, level),
-            agree=lambda usd, who: yes or agreed(usd, who),
+            agree=lambda usd, who: yes or agreed(app.show, usd, who),
             listen=listen,
         )
     app.show.answer(found.record, lambda console: draw(console, found))

@@ -10,6 +10,7 @@ from kimigguf.errors import UsageError
 
 if TYPE_CHECKING:
     from kimigguf.cli.app import App
+    from kimigguf.cli.show import Show
 
 
 def candidate_of(app: "App", given: str | None) -> tuple[str, Mapping[str, str]]:
@@ -41,8 +42,11 @@ def candidate_of(app: "App", given: str | None) -> tuple[str, Mapping[str, str]]
     return entry.address.url, {**app.environ, variable: read_keys(Path(entry.api_key_file))[0]}
 
 
-def agreed(usd: float | None, who: str) -> bool:
+def agreed(show: "Show", usd: float | None, who: str) -> bool:
     """Ask whoever sits at the terminal; nobody there is a no. ``who`` is paid."""
     cost = f"Nobody has written down what {who} charges." if usd is None else f"{who} may charge up to ${usd:.2f}."
     question = f"{cost} Go on? [y/N]"
-    return sys.stdin.isatty() and click.confirm(question, show_default=False, prompt_suffix=" ", err=True)
+    if not sys.stdin.isatty():
+        return False
+    with show.asking():
+        return click.confirm(question, show_default=False, prompt_suffix=" ", err=True)

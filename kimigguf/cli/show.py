@@ -15,6 +15,7 @@ from kimigguf.errors import KimiggufError, MachineError
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.progress import Progress
 
     from kimigguf.events import Advance, Event, Listener
 
@@ -37,6 +38,7 @@ class Show:
 
     def __init__(self, mode: Mode = Mode.HUMAN) -> None:
         self.mode = mode
+        self._progress: Progress | None = None
 
     @property
     def out(self) -> "Console":
@@ -121,10 +123,26 @@ class Show:
         elif self.mode is Mode.QUIET:
             yield lambda _event: None
         elif sys.stderr.isatty():
-            with _bars(self.err) as listener:
-                yield listener
+            try:
+                with _bars(self.err) as (self._progress, listener):
+                    yield listener
+            finally:
+                self._progress = None
         else:
             yield _Lines()
+
+    @contextmanager
+    def asking(self) -> Iterator[None]:
+        """Leave the terminal to a question: bars would draw over it, hide the cursor, and read [y/N] as markup."""
+        bars = self._progress
+        if bars is None:
+            yield
+            return
+        bars.stop()
+        try:
+            yield
+        finally:
+            bars.start()
 
 
 def drop_stdout() -> None:
@@ -181,7 +199,7 @@ class _Lines:
 
 
 @contextmanager
-def _bars(console: "Console") -> Iterator["Listener"]:
+def _bars(console: "Console") -> Iterator[tuple["Progress", "Listener"]]:
     from rich.progress import (
         BarColumn,
         DownloadColumn,
@@ -216,7 +234,7 @@ def _bars(console: "Console") -> Iterator["Listener"]:
                     if event.done_bytes == event.total_bytes and event.item != "total":
                         progress.remove_task(tasks.pop(key))
 
-        yield listen
+        yield progress, listen
 
 
 def output_options(function: F) -> F:

@@ -13,6 +13,7 @@ from kimigguf.cli.quality_probe_sides import agreed
 from kimigguf.cli.show import Show
 from kimigguf.engines.registry import Entry, ProcessId, entered
 from kimigguf.errors import ExitCode
+from kimigguf.events import Step
 
 
 def call(*arguments: str) -> int:
@@ -225,9 +226,15 @@ def test_the_question_about_the_cost_says_who_is_paid_and_what_enter_means(
     typed = io.StringIO("\n")
     monkeypatch.setattr(typed, "isatty", lambda: True)
     monkeypatch.setattr("sys.stdin", typed)
-    assert not agreed(usd, "kimi")
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    show = Show()
+    with show.progress() as listen:  # its bars would take [y/N] for markup
+        listen(Step(text="before"))
+        assert not agreed(show, usd, "kimi")
+        listen(Step(text="after"))
     shown = capsys.readouterr().err
-    assert shown.endswith(f"{cost} Go on? [y/N] ")
+    assert f"{cost} Go on? [y/N] " in shown
+    assert shown.index("before") < shown.index("[y/N]") < shown.index("after")
 
 
 def test_answers_that_never_began_are_no_pass_and_say_what_to_do(
