@@ -91,11 +91,11 @@ def _memory(report: "Report") -> Iterator[str]:
     tree, peaks = report.peaks.tree, report.peaks
     if tree is not None:
         parts = f"{memory(tree.anonymous_bytes)} anonymous, {memory(tree.file_bytes)} of mapped files"
-        yield f"memory: host: {memory(tree.resident_bytes)} resident at peak ({parts})"
+        yield f"memory: process: {memory(tree.resident_bytes)} resident at peak ({parts})"
     if peaks.cgroup_bytes is not None:
         yield f"memory: control group: {memory(peaks.cgroup_bytes)} at peak since it began, page cache included"
     for name, columns in report.loaded:
-        yield f"memory: {name.lower()}: {memory(columns.total_bytes)} by the engine's log"
+        yield f"memory: buffers on {name.lower()}: {memory(columns.total_bytes)} by the engine's log"
     for index, device in enumerate(peaks.devices or ()):
         used, total = memory(device.used_bytes), memory(device.total_bytes)
         yield f"memory: gpu{index} {device.name}: {used} of {total} in use by all at peak"

@@ -29,6 +29,9 @@ _VERDICT_UNTIL_SECONDS: Final = 0.9
 """The verdict takes a third of a second: it is left to `recommend` when something has hung until here."""
 _MOST_ROWS: Final = {"GPU": 4, "Disk": 4, "Engine": 3}
 _MOST_NOTICES: Final = 2
+_SCREEN_LINES: Final = 24
+_LABEL_COLUMNS: Final = 9
+"""What the grid's first column and the gap behind it take."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -247,7 +250,7 @@ def _ollama_line(ollama: "OllamaServer") -> str:
 
 
 def draw(picture: Picture, console: "Console", *, verbose: bool) -> None:
-    """The first screen: one line per part, at most 24 of 80 columns unless ``verbose``."""
+    """The first screen: a line per part, notes whole where they fit, at most 24 of 80 columns unless ``verbose``."""
     from rich.table import Table
     from rich.text import Text
 
@@ -255,17 +258,27 @@ def draw(picture: Picture, console: "Console", *, verbose: bool) -> None:
     table = Table.grid(padding=(0, 2))
     table.add_column(no_wrap=True, min_width=7)
     table.add_column(overflow="fold")
-    for label, line in rows(picture) if verbose else _short(rows(picture)):
+    shown = rows(picture) if verbose else _short(rows(picture))
+    for label, line in shown:
         text = Text(line) if verbose else Text(line, overflow="ellipsis", no_wrap=True)
         table.add_row(Text(label, style="bold"), text)
     notices = (*machine.notices, *picture.problems)
-    for notice in notices if verbose else notices[:_MOST_NOTICES]:
-        text = Text(notice) if verbose else Text(notice, overflow="ellipsis", no_wrap=True)
+    told = notices if verbose else notices[:_MOST_NOTICES]
+    room = _SCREEN_LINES - len(shown) - len(told) - 1
+    for notice in told:
+        text = Text(notice)
+        more = len(text.wrap(console, console.width - _LABEL_COLUMNS)) - 1
+        if verbose or more <= room:
+            room -= more
+        else:
+            text = Text(notice, overflow="ellipsis", no_wrap=True)
         table.add_row(Text("Note", style="bold yellow"), text)
     for one in machine.unknown if verbose else ():
         table.add_row(Text("Unknown", style="dim"), Text(f"{one.what}: {one.reason}"))
     if not verbose and (machine.unknown or len(notices) > _MOST_NOTICES):
-        rest = f"{len(machine.unknown)} facts unknown, {len(notices)} notes; the whole: kimigguf inspect -v"
+        counted = ((len(machine.unknown), "fact unknown", "facts unknown"), (len(notices), "note", "notes"))
+        words = ", ".join(f"{count} {one if count == 1 else many}" for count, one, many in counted if count)
+        rest = f"{words}; the whole: kimigguf inspect -v"
         table.add_row("", Text(rest, style="dim"))
     console.print(table)
 

@@ -2,6 +2,7 @@
 
 import sys
 import time
+from collections import deque
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -20,18 +21,22 @@ _POLL_SECONDS: Final = 0.2
 @click.command("logs", short_help="Show what a server's engine says.")
 @click.option("--name", help="Which server; not needed where one runs.")
 @click.option("-f", "--follow", is_flag=True, help="Go on until the server ends, or Ctrl-C.")
+@click.option("-n", "--lines", type=click.IntRange(0), metavar="N", help="Only the last N lines.  [default: all]")
 @click.pass_obj
-def command(app: App, *, name: str | None, follow: bool) -> None:
+def command(app: App, *, name: str | None, follow: bool, lines: int | None) -> None:
     """Print the log of a server's engine; of one that has ended, its last log.
 
     \b
     Example:
       kimigguf logs
-      kimigguf logs --name kimi-k3-8080 -f
+      kimigguf logs -n 40
+      kimigguf logs --name kimi-k3-8080 -f -n 0
     """  # noqa: D301 -- \b is click's marker for text that must not be wrapped
     entry, path = _subject(app, name)
     try:
         with path.open(encoding="utf-8", errors="replace") as log:
+            if lines is not None:
+                sys.stdout.writelines(deque(log, maxlen=lines))
             while True:
                 alive = entry is not None and entry.engine.process() is not None
                 while text := log.read(1 << 16):

@@ -58,8 +58,8 @@ def command(
 
     \b
     Examples:
-      kimigguf memory UD-IQ1_S --gpus 2 -- -c 131072 -np 1 -ngl 99 -ot exps=CPU -fit off
-      kimigguf memory ./Kimi-K3 --machine epyc-768g-rtx-pro-6000 --json -- -c 32768 -cmoe
+      kimigguf memory UD-IQ1_S --gpus 2 -- -c 131072 -ngl 99 -ot exps=CPU -fit off
+      kimigguf memory ./Kimi-K3 --machine box.toml --json -- -c 32768 -cmoe
     """  # noqa: D301 -- \b is click's marker for text that must not be wrapped
     from dataclasses import replace
 

@@ -61,8 +61,8 @@ def exact_command(
 
     \b
     Examples:
-      kimigguf quality-probe exact UD-IQ1_M --reference UD-Q2_K_XL --logits q2.logits --out probe-iq1m
-      kimigguf quality-probe exact UD-IQ1_S --logits q2.logits -- -ngl 99 -ot exps=CPU
+      kimigguf quality-probe exact UD-IQ1_M --reference UD-Q2_K_XL --out exact
+      kimigguf quality-probe exact UD-IQ1_S --logits q2.logits -- -ngl 99 -cmoe
     """  # noqa: D301 -- \b is click's marker for text that must not be wrapped
     from kimigguf.probe.teacher_forced import Request, compare, record, write
 

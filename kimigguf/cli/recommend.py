@@ -38,7 +38,13 @@ _COLOURS = {
 @click.command("recommend", short_help="Say which quant of Kimi K3 this machine can run, and why.")
 @machine_option
 @click.option("--context", "context_tokens", type=int, default=32768, show_default=True, help="Tokens of context.")
-@click.option("--prefer", type=click.Choice(["quality", "speed"]), default="quality", show_default=True)
+@click.option(
+    "--prefer",
+    type=click.Choice(["quality", "speed"]),
+    default="quality",
+    show_default=True,
+    help="Of the quants that fit, the best one or the fastest.",
+)
 @click.option("--model", "model_name", default="kimi-k3", show_default=True, help="Model profile.")
 @click.option("-v", "--verbose", is_flag=True, help="Show the arithmetic of every verdict.")
 @output_options

@@ -43,7 +43,7 @@ _PLAN_OWNS: Final[Mapping[str, str]] = {
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address; any but loopback needs a key.")
 @click.option("--port", default=8080, show_default=True, type=click.IntRange(1, 65535), help="Port.")
 @click.option("--context", "context_tokens", type=int, help="Tokens of context, over all slots.  [default: 32768]")
-@click.option("--slots", default=1, show_default=True, type=click.IntRange(1, 64), help="Requests at the same time.")
+@click.option("--slots", default=1, show_default=True, type=click.IntRange(1, 256), help="Requests at the same time.")
 @click.option("--effort", metavar="LEVEL", help="Default thinking effort: low, high or max.")
 @click.option("--agent", is_flag=True, help="Sampling for agents (top_p 1.0).")
 @click.option("--alias", help="The model's name for clients.  [default: kimi-k3]")
@@ -51,7 +51,11 @@ _PLAN_OWNS: Final[Mapping[str, str]] = {
 @click.option("--no-download", is_flag=True, help="Use only what is on this machine.")
 @click.option("--api-key-file", type=click.Path(path_type=Path), help="A file of API keys, one a line.")
 @click.option("--new-api-key", is_flag=True, help="Make a key, show it once, keep it in a file of your own.")
-@click.option("--ollama-api", is_flag=True, help="Answer Ollama's clients too, on loopback, at Ollama's own port.")
+@click.option(
+    "--ollama-api",
+    is_flag=True,
+    help="Answer Ollama's clients too, on loopback, at Ollama's own port; needs kimigguf[ollama-bridge].",
+)
 @click.option(
     "--ollama-port",
     type=click.IntRange(1, 65535),

@@ -49,6 +49,24 @@ def test_every_command_has_help_with_an_example(name: str, capsys: pytest.Captur
     assert f"kimigguf {name}" in capsys.readouterr().out.partition("\n")[2]
 
 
+@pytest.mark.parametrize(
+    "words", [*((name,) for name in COMMANDS), *(("quality-probe", name) for name in ("compare", "exact", "protocol"))]
+)
+def test_no_help_is_wider_than_80_columns_and_every_option_is_described(
+    words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A terminal would break an example within a word; click itself wraps whatever is no example."""
+    assert run([*words, "--help"]) == ExitCode.DONE
+    assert [line for line in capsys.readouterr().out.splitlines() if len(line) > 80] == []
+    command: click.Command | None = cli
+    for word in words:
+        assert isinstance(command, click.Group)
+        command = command.get_command(click.Context(cli), word)
+    assert command is not None
+    options = [option for option in command.params if isinstance(option, click.Option)]
+    assert [option.name for option in options if not option.help] == []
+
+
 def test_no_argument_shows_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert run([]) == ExitCode.USAGE
     assert "kimigguf serve" in capsys.readouterr().err

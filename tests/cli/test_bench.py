@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from fakes.engines import real_engine
 from fakes.openai_server import Script, answering
 from fakes.processes import until
 
+from kimigguf.cli import bench_show
 from kimigguf.cli.app import App, run
 from kimigguf.cli.show import Show
 from kimigguf.engines import bench, bench_target
@@ -23,9 +25,11 @@ from kimigguf.engines.command import command
 from kimigguf.engines.discover import known_flags
 from kimigguf.engines.llama_server import Address, Server
 from kimigguf.engines.registry import Entry, ProcessId, entered
+from kimigguf.engines.report import Columns
 from kimigguf.engines.serving import load_serving
 from kimigguf.errors import ServerError
 from kimigguf.events import ignore
+from kimigguf.hardware.usage import Peaks, TreeUse
 from kimigguf.memory.layout import Layout
 from kimigguf.placement.plan_file import write_plan
 from kimigguf.speed.measured import load_runs
@@ -249,6 +253,17 @@ def test_figures_that_cannot_be_kept_are_shown_all_the_same(
     assert "5.0" in out
     assert "not kept: cannot write to" in out
     assert "cannot-write" in err
+
+
+def test_no_two_figures_of_memory_have_one_label() -> None:
+    """What the process holds and what the engine says it laid out on the host are not the same."""
+    tree = TreeUse(resident_bytes=3 << 20, anonymous_bytes=1 << 20, file_bytes=2 << 20)
+    report: Any = SimpleNamespace(
+        peaks=Peaks(tree=tree, cgroup_bytes=4 << 20),
+        loaded=(("Host", Columns(model_bytes=1, context_bytes=1, compute_bytes=1)),),
+    )
+    lines = list(bench_show._memory(report))
+    assert len({line.split(":")[1] for line in lines}) == len(lines) == 3
 
 
 @pytest.mark.usefixtures("here")

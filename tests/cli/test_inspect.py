@@ -27,7 +27,7 @@ from kimigguf.hardware import detect as detect_room
 from kimigguf.hardware.host import Host
 from kimigguf.hardware.machines import load_file, load_machine, machine_names
 from kimigguf.hardware.measure import disk_of, takes_direct_io
-from kimigguf.hardware.snapshot import Disk, Machine, NumaNode, Ram
+from kimigguf.hardware.snapshot import Disk, Machine, NumaNode, Ram, Unknown
 from kimigguf.ollama.server import OllamaServer
 
 ENVIRON = {"PATH": "/usr/bin:/bin", "OLLAMA_HOST": "127.0.0.1:9"}
@@ -84,6 +84,28 @@ def test_the_worst_machine_still_fits(capture: Loader) -> None:
     assert "more; see" not in whole
     assert whole.count("c c c") > 0
     assert whole.count("llama-server · build") == 9
+
+
+def test_a_note_is_whole_where_the_screen_has_room_for_it() -> None:
+    """What to do about it stands at its end."""
+    notice = "the engine is built without what this CPU has, and so is slower than it need be; build it on this machine"
+    machine = replace(load_machine("8x-b200", {}), notices=(notice,), unknown=())
+    text = screen(Picture(machine=machine, engines=(ENGINE,), ollama=OLLAMA))
+    assert notice in " ".join(text.split())
+
+
+@pytest.mark.parametrize(
+    ("unknown", "notices", "words"),
+    [
+        (1, 1, "1 fact unknown, 1 note; the whole"),
+        (2, 0, "2 facts unknown; the whole"),
+        (0, 3, "3 notes; the whole"),
+    ],
+)
+def test_what_is_left_out_is_counted_in_words_that_agree(unknown: int, notices: int, words: str) -> None:
+    missing = tuple(Unknown(what=f"fact {index}", reason="nobody says") for index in range(unknown))
+    machine = replace(load_machine("8x-b200", {}), notices=("a note",) * notices, unknown=missing)
+    assert words in screen(Picture(machine=machine, engines=(ENGINE,), ollama=OLLAMA))
 
 
 def test_an_engine_that_did_not_answer_is_unknown_and_not_none() -> None:
