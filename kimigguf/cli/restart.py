@@ -2,6 +2,7 @@
 
 import shlex
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -9,6 +10,9 @@ from kimigguf.cli.app import App
 from kimigguf.cli.chosen_server import chosen_server
 from kimigguf.cli.show import output_options
 from kimigguf.errors import ExitCode, UsageError
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 
 @click.command("restart", short_help="Stop a server and start it as it was.")
@@ -22,6 +26,7 @@ def command(app: App, name: str | None) -> int:
     Example:
       kimigguf restart
     """  # noqa: D301 -- \b is click's marker for text that must not be wrapped
+    from kimigguf.cli.serve_show import show_doubts
     from kimigguf.engines.background import start_detached
     from kimigguf.engines.registry import entries, restarting, stop
     from kimigguf.engines.session import servers_folder, state_folder
@@ -46,5 +51,10 @@ def command(app: App, name: str | None) -> int:
             )
     ready = answer["state"] == "ready"
     words = f"ready: {answer['base_url']}" if ready else f"it does not fit any more: {answer['reason']}"
-    app.show.answer(answer, lambda console: console.print(words, markup=False))
+
+    def human(console: "Console") -> None:
+        show_doubts(console, answer)
+        console.print(words, markup=False)
+
+    app.show.answer(answer, human)
     return ExitCode.DONE if ready else ExitCode.ANSWERED_NO

@@ -32,7 +32,7 @@ def preflight_record(prepared: "Prepared") -> dict[str, Any]:
 
 def show_preflight(console: "Console", prepared: "Prepared") -> None:
     """The checks before a start and the command, for people."""
-    _show_checks(console, prepared.checks)
+    _show_checks(console, map(_check, prepared.checks))
     console.print()
     console.print(shlex.join(prepared.command.argv), markup=False, soft_wrap=True)
 
@@ -103,6 +103,7 @@ def _device(device: "ComparedDevice") -> dict[str, Any]:
             "compute_bytes": device.engine.compute_bytes,
         },
         "difference_bytes": device.difference_bytes,
+        "unknown": [str(column) for column in device.unknown],
         "agrees": device.agrees,
     }
 
@@ -114,10 +115,8 @@ def show_ready(console: "Console", session: "Session") -> None:
     reach = Reach.of(session.server.address, session.prepared.request.extra)
     url = reach.url
     header = ' -H "Authorization: Bearer $KEY"' if key else ""
-    checks = (*prepared.checks, *(session.selftest.checks if session.selftest else ()))
-    _show_checks(console, checks)
+    _show_checks(console, ready_checks(ready_record(session)))
     for line in (
-        *_memory_lines(session),
         "",
         f"ready after {duration(session.load_seconds)}: {server.alias} on {prepared.engine.version}",
         f"  base URL   {url}/v1",
@@ -146,31 +145,42 @@ def show_ready(console: "Console", session: "Session") -> None:
         console.print(line, markup=False, soft_wrap=True)
 
 
-def _show_checks(console: "Console", checks: Iterable["Check"]) -> None:
+def _show_checks(console: "Console", checks: Iterable[Mapping[str, Any]]) -> None:
     from rich.text import Text
 
     colours = {"passed": "green", "failed": "red", "unknown": "yellow"}
     for check in checks:
-        state = str(check.state)
-        line = Text.assemble((f"{state.upper():8}", colours[state]), f"{check.what:12} {check.evidence}")
+        state = check["state"]
+        line = Text.assemble((f"{state.upper():8}", colours[state]), f"{check['what']:12} {check['evidence']}")
         console.print(line)
-        if check.hint and state != "passed":
-            console.print(f"{'':21}try: {check.hint}", markup=False)
+        if check["hint"] and state != "passed":
+            console.print(f"{'':21}try: {check['hint']}", markup=False)
 
 
-def _memory_lines(session: "Session") -> tuple[str, ...]:
-    """Planned beside reported bytes per device, and the difference named."""
-    if session.memory.reason is not None:
-        return (f"UNKNOWN memory       {session.memory.reason}",)
-    lines = []
-    for device in session.memory.devices:
-        state = {True: "PASSED", False: "FAILED", None: "UNKNOWN"}[device.agrees]
-        without = f" but for its {', '.join(device.unknown)}" if device.unknown else ""
-        lines.append(
-            f"{state:8}{'memory':12} {device.name}: {memory(device.ledger.total_bytes)} planned{without}, "
-            f"{memory(device.engine.total_bytes)} reported by the engine"
-        )
-    return tuple(lines)
+def ready_checks(record: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The checks of a ready server's record, with one for each device's memory: planned beside reported bytes."""
+    if record["memory_unknown"] is not None:
+        memories = [{"state": "unknown", "evidence": record["memory_unknown"]}]
+    else:
+        memories = [
+            {"state": {True: "passed", False: "failed", None: "unknown"}[device["agrees"]], "evidence": _sizes(device)}
+            for device in record["memory"]
+        ]
+    return [*record["checks"], *({"what": "memory", "hint": None, **found} for found in memories)]
+
+
+def _sizes(device: Mapping[str, Any]) -> str:
+    without = f" but for its {', '.join(device['unknown'])}" if device["unknown"] else ""
+    return (
+        f"{device['device']}: {memory(sum(device['planned'].values()))} planned{without}, "
+        f"{memory(sum(device['reported'].values()))} reported by the engine"
+    )
+
+
+def show_doubts(console: "Console", record: Mapping[str, Any]) -> None:
+    """The checks of a server that was started in the background that did not pass; none for one that is not ready."""
+    if record["state"] == "ready":
+        _show_checks(console, (check for check in ready_checks(record) if check["state"] != "passed"))
 
 
 def _speed_lines(session: "Session") -> tuple[str, ...]:
@@ -200,6 +210,7 @@ def serve_detached(app: "App", request: "Request") -> int:
         if not fits:
             console.print(f"it does not fit: {answer['reason']}", markup=False)
             return
+        show_doubts(console, answer)
         for line in (
             f"ready after {duration(answer['load_seconds'])}: {answer['model']} at {answer['base_url']}",
             *_ollama_lines(request.ollama_port, answer["model"], key=request.api_key_file is not None),

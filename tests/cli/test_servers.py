@@ -14,6 +14,7 @@ from fakes.processes import free_port
 from kimigguf.cli.app import App, run
 from kimigguf.cli.show import Show
 from kimigguf.engines.registry import Entry, ProcessId, entered, restarting
+from kimigguf.units import GIB
 
 
 def call(home: Path, *argv: str) -> int:
@@ -150,6 +151,29 @@ def test_a_place_for_the_answer_that_cannot_be_written_is_no_bug(
     (tmp_path / "kimigguf" / "logs").write_text("a file where the folder belongs")
     assert call(tmp_path, "serve", "UD-IQ1_M", "--detach", "--json") == 3
     assert json.loads(capsys.readouterr().err.splitlines()[-1])["code"] == "state-unwritable"
+
+
+def test_what_did_not_pass_is_told_of_a_server_in_the_background_too(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def check(what: str, state: str) -> dict[str, str]:
+        return {"what": what, "state": state, "evidence": f"its {what}", "hint": f"mend its {what}"}
+
+    sizes = {"model_bytes": GIB, "context_bytes": GIB, "compute_bytes": 0}
+    ready = {
+        "schema": "kimigguf.serve/1", "state": "ready", "load_seconds": 1.0, "model": "kimi-k3", "base_url": "http://127.0.0.1:1/v1",
+        "checks": [check("shards", "passed"), check("swap", "unknown"), check("limits", "failed")],
+        "memory": [{"device": "host", "planned": sizes, "reported": sizes, "unknown": ["compute"], "agrees": None}],
+        "memory_unknown": None,
+    }  # fmt: skip
+    monkeypatch.setattr("kimigguf.engines.background.start_detached", lambda *_, **__: ready)
+    assert call(tmp_path, "serve", "UD-IQ1_M", "--detach") == 0
+    out = " ".join(capsys.readouterr().out.split())
+    before = out.partition("ready after")[0]
+    assert "UNKNOWN swap its swap try: mend its swap" in before
+    assert "FAILED limits its limits try: mend its limits" in before
+    assert "UNKNOWN memory host: 2.0 GiB planned but for its compute, 2.0 GiB reported" in before
+    assert "shards" not in out
 
 
 def test_where_nothing_runs_status_names_what_works_on_any_machine(
