@@ -102,7 +102,8 @@ def command(app: App, /, **options: Any) -> int:  # noqa: ANN401 -- click's pars
       kimigguf serve UD-IQ1_M --ollama-api
       kimigguf serve UD-IQ1_M --detach -- --threads 64 --numa distribute
     """  # noqa: D301 -- \b is click's marker for text that must not be wrapped
-    from kimigguf.cli.serve_show import serve_detached, show_settings
+    from kimigguf.cli.serve_settings import show_settings
+    from kimigguf.cli.serve_show import serve_detached
     from kimigguf.engines.session import named
 
     if options.pop("explain"):

@@ -224,45 +224,6 @@ def serve_detached(app: "App", request: "Request") -> int:
     return ExitCode.DONE if fits else ExitCode.ANSWERED_NO
 
 
-def show_settings(show: Show, environ: Mapping[str, str]) -> int:
-    """Every setting that a Kimi K3 engine is given by default, with its reason and where that comes from."""
-    from kimigguf.engines.command import flag_words, setting_values
-    from kimigguf.engines.serving import DEFAULT, load_serving
-    from kimigguf.memory.settings import Settings
-
-    profile = load_serving(DEFAULT, environ)
-    pairs = list(zip(profile.settings, setting_values(profile, Settings()), strict=True))
-    data = {
-        "schema": "kimigguf.settings/1",
-        "profile": profile.name,
-        "alias": profile.alias,
-        "effort": profile.effort,
-        "settings": [
-            {
-                "name": setting.name,
-                "flag": setting.flag,
-                "value": value,
-                "agent": setting.agent,
-                "from_plan": setting.from_plan,
-                "reason": setting.reason,
-                "source": setting.source,
-            }
-            for setting, value in pairs
-        ],
-    }
-
-    def human(console: "Console") -> None:
-        for setting, value in pairs:
-            planned = "  (the plan's)" if setting.from_plan else ""
-            agent = "" if setting.agent is None else f"  ({setting.agent} with --agent)"
-            given = shlex.join(flag_words(setting, value)) or f"not given: {setting.flag}"
-            console.print(f"{given}{planned}{agent}", style="bold", markup=False)
-            console.print(f"    {setting.reason} [{setting.source}]", markup=False)
-
-    show.answer(data, human)
-    return ExitCode.DONE
-
-
 def show_misfit(show: Show, shortfall: "Shortfall") -> int:
     """Why the model does not fit, and what to do; the exit code of that answer."""
     data = {

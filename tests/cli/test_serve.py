@@ -16,6 +16,7 @@ from fakes.processes import free_port
 
 from kimigguf.cli.app import App, run
 from kimigguf.cli.show import Show
+from kimigguf.engines.command import VARIABLES
 from kimigguf.engines.registry import Life, entries, life_of, reserved
 from kimigguf.engines.request import Request
 from kimigguf.engines.watchdog import Restarts
@@ -264,6 +265,22 @@ def test_explain_gives_every_setting_its_reason_without_a_model(capsys: pytest.C
     assert by_flag["--cache-reuse"]["value"] == 0
     assert "KDA" in by_flag["--cache-reuse"]["reason"]
     assert all(setting["reason"] and setting["source"] for setting in data["settings"])
+
+
+def test_explain_leaves_out_nothing_that_a_command_line_has(
+    capsys: pytest.CaptureFixture[str], environ: dict[str, str], tiny: Path
+) -> None:
+    assert serve({"PATH": ""}, "--explain") == 0
+    settings = json.loads(capsys.readouterr().out)["settings"]
+    by_flag = {setting["flag"]: setting for setting in settings}
+    assert len(by_flag) == len(settings)
+    assert set(VARIABLES) - set(by_flag) == {"--ssl-key-file", "--ssl-cert-file"}  # given after -- alone
+    assert serve(environ, str(tiny), "--dry-run", "--port", str(free_port())) == 0
+    given = {word for word in json.loads(capsys.readouterr().out)["command"] if word.startswith("--")}
+    assert given <= set(by_flag)
+    placed = {"--device", "--n-gpu-layers", "--tensor-split", "--override-tensor"}
+    assert {by_flag[flag]["from_plan"] for flag in placed} == {"layout"}
+    assert by_flag["--alias"]["value"] == "kimi-k3"
 
 
 def test_a_plan_for_other_files_is_stale(
