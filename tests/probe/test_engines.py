@@ -43,8 +43,8 @@ def test_two_tiny_k3s_are_asked_and_their_endless_thoughts_are_no_wrong_answers(
         sides = ["--candidate", candidate, "--reference", reference]
         code, answer = probe(capsys, *sides, "--suite", asked, "--max-tokens", "8")
     # What random weights say is drawn anew each time: mostly thoughts without an end, now and then an early stop.
-    assert code == ExitCode.DONE
     assert answer["verdict"] in {"unknown", "not-enough-samples"}
+    assert code == (ExitCode.ANSWERED_NO if answer["verdict"] == "unknown" else ExitCode.DONE)
     assert answer["candidate"]["model"] == "kimi-k3"
     for arm in answer["arms"]:
         assert (arm["calls"], arm["faults"], sum(arm["shapes"].values())) == (2, {}, 2)
