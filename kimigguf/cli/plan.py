@@ -92,7 +92,9 @@ class Refusal:
 @click.option("--reserve-vram", metavar="SIZE", help="The same on each GPU.")
 @click.option("--models-dir", type=click.Path(path_type=Path, file_okay=False), help="Where downloaded quants lie.")
 @click.option("--hub", "ask_hub", is_flag=True, help="Read the real headers from the hub (under 10 MB) if need be.")
-@click.option("--verify", is_flag=True, help="Ask the engine's own memory report, too; differ by over 2 %: exit 1.")
+@click.option(
+    "--verify", is_flag=True, help="Ask the engine's own memory report, too; over 2 % and 32 MiB off: exit 1."
+)
 @format_option
 @click.option("--explain", is_flag=True, help="Say in words why this quant, this split and this context.")
 @click.option("-v", "--verbose", is_flag=True, help="Show every row's source and the arithmetic of the budget.")

@@ -303,6 +303,8 @@ def _draw_comparison(console: "Console", comparison: "Comparison") -> None:
     from rich import box
     from rich.table import Table
 
+    from kimigguf.engines.report import TOLERANCE_FLOOR_BYTES, TOLERANCE_PERCENT
+
     unknown = f"verification: unknown, because {comparison.why_unknown}" if comparison.agrees is None else None
     if not comparison.devices:
         console.print(unknown, style="yellow", markup=False)
@@ -332,7 +334,9 @@ def _draw_comparison(console: "Console", comparison: "Comparison") -> None:
         console.print(unknown, style="yellow", markup=False)
         return
     style = "green" if comparison.agrees else "bold red"
-    console.print(f"verification: {'agrees' if comparison.agrees else 'differs'} with the engine", style=style)
+    within = f"{TOLERANCE_PERCENT} % or {memory(TOLERANCE_FLOOR_BYTES)}, whichever is more"
+    words = "agrees with the engine, within" if comparison.agrees else "differs from the engine by over"
+    console.print(f"verification: {words} {within}", style=style)
 
 
 def _draw_sources(console: "Console", answer: "Answer") -> None:

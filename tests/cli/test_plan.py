@@ -254,6 +254,22 @@ def test_verify_exits_with_1_when_the_engine_says_otherwise(
     assert "DIFFERS" in capsys.readouterr().out
 
 
+def test_what_agrees_though_it_is_some_percent_off_says_within_what(
+    tmp_path: Path, environ: dict[str, str], roomy: str, tiny: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A tiny model's few MiB are whole MiB in the engine's report."""
+    environ |= {"PATH": "/usr/bin:/bin"}
+    server = fake_server(tmp_path / "bin", "Host 900 10 20\\n")
+    argv = (str(tiny()), "--machine", roomy, "--engine-path", server, "--verify")
+    ours = answered(capsys, environ, *argv)[1]["verification"]["devices"][-1]["ledger"]
+    sizes = " ".join(str(2 + ours[name] // 2**20) for name in ("model_bytes", "context_bytes", "compute_bytes"))
+    fake_server(tmp_path / "bin", f"Host {sizes}\\n")
+    assert plan(environ, *argv) == 0
+    assert "agrees with the engine, within 2 % or 32.0 MiB, whichever is more" in capsys.readouterr().out
+    assert plan(environ, "--help") == 0
+    assert "2 % and 32 MiB" in " ".join(capsys.readouterr().out.split())
+
+
 def test_verify_without_a_report_tool_is_unknown_and_no_failure(
     tmp_path: Path, environ: dict[str, str], roomy: str, tiny: Callable[..., Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
