@@ -59,8 +59,10 @@ def _context(turn: Turn, limits: Limits) -> str | None:
     return f"context {used:,} of {limits.context_tokens:,}, {used / limits.context_tokens:.0%}"
 
 
-def warnings(turn: Turn, limits: Limits, *, max_tokens: int | None) -> tuple[str, ...]:
-    """What went short, each with what helps."""
+def warnings(
+    turn: Turn, limits: Limits, *, max_tokens: int | None, effort: str | None = None, talks: bool = False
+) -> tuple[str, ...]:
+    """What went short, each with what helps; ``talks``: there is a next turn, in which commands can be given."""
     used, room = used_tokens(turn), limits.context_tokens
     is_full = used is not None and room is not None and used >= room - 1
     found: list[str] = []
@@ -68,9 +70,8 @@ def warnings(turn: Turn, limits: Limits, *, max_tokens: int | None) -> tuple[str
         limit = "the context is full" if is_full else "the token limit is reached"
         cure = _more_room(max_tokens, is_full=is_full)
         if turn.used_up_by_thinking:
-            found.append(
-                f"thinking used up all tokens before an answer began ({limit}): {cure}, or think less: low effort"
-            )
+            less = "" if effort == "low" else f", or have it think less: {'/' if talks else '--'}effort low"
+            found.append(f"thinking used up all tokens before an answer began ({limit}): {cure}{less}")
         elif turn.calls:
             found.append(f"a tool call stops half-way ({limit}): {cure}")
         else:

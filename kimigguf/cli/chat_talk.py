@@ -49,6 +49,8 @@ class Chat:
         self._file = resumed
         self._thinking = ""
         self._stops: Stops | None = None
+        self._talks = False
+        """Whether there is a next turn."""
         self._stopped = False
         """Whether Ctrl-C was the last key: another one ends."""
 
@@ -66,7 +68,7 @@ class Chat:
         Raises:
             NetworkError, ServerError, UsageError: An answer failed, and nobody sits there who could go on.
         """
-        self._stops = stops
+        self._stops, self._talks = stops, True
         while True:
             try:
                 line = read(self._prompt())
@@ -210,7 +212,8 @@ class Chat:
         for call in turn.message.get("tool_calls", ()):
             for line in call_lines(call):
                 show.note(line)
-        for warning in warnings(turn, self._limits, max_tokens=self._conversation.max_tokens):
+        most = self._conversation.max_tokens
+        for warning in warnings(turn, self._limits, max_tokens=most, effort=self._effort, talks=self._talks):
             self._note(f"warning: {warning}", style="none")
         if (said := figures(turn, self._limits)) is not None:
             self._note(said)

@@ -128,7 +128,7 @@ def _start_hint(url: str) -> str:
     """A command that helps: here a server can be started, elsewhere only be looked for."""
     parts = urlsplit(url)
     if is_loopback(parts.hostname or ""):
-        return f"kimigguf serve UD-IQ1_M --port {parts.port or 8080}"
+        return f"kimigguf recommend says what fits here; then kimigguf serve QUANT --port {parts.port or 8080}"
     return _look_hint(url)
 
 

@@ -70,6 +70,20 @@ def test_reasoning_and_tool_calls_go_back_in_the_next_turn(monkeypatch: pytest.M
     ]
 
 
+def test_less_thinking_is_advised_as_it_is_asked_for_there(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with answering(Script(deltas=[{"reasoning_content": "Hm, hm."}], finish="length")) as server:
+        assert chat("--url", server.url, "Hello") == 0
+        assert "think less: --effort low" in " ".join(capsys.readouterr().err.split())
+        lines(monkeypatch, "Hello\n")
+        assert chat("--url", server.url) == 0
+        assert "think less: /effort low" in " ".join(capsys.readouterr().err.split())
+        lines(monkeypatch, "/effort low\nHello\n")
+        assert chat("--url", server.url) == 0
+        assert "think less" not in " ".join(capsys.readouterr().err.split())
+
+
 def test_retry_asks_the_same_again_without_the_first_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     lines(monkeypatch, "Hello\n/retry\n/new\nBye\n")
     with answering(Script(deltas=[{"content": "Hi."}])) as server:
@@ -283,7 +297,8 @@ def test_no_server_says_how_to_start_one(capsys: pytest.CaptureFixture[str]) -> 
     assert chat("--json", "--url", f"http://127.0.0.1:{port}", "Hello") == 4
     record = json.loads(capsys.readouterr().err)
     assert record["code"] == "server-unreachable"
-    assert record["hint"] == f"kimigguf serve UD-IQ1_M --port {port}"  # nothing around it: it is to be pasted
+    # No quant by name: it may be one that does not fit this machine.
+    assert record["hint"] == f"kimigguf recommend says what fits here; then kimigguf serve QUANT --port {port}"
 
 
 def test_a_server_elsewhere_cannot_be_started_from_here() -> None:

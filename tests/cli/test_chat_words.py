@@ -65,11 +65,11 @@ def test_figures_say_whose_clock_they_are_by(turn: Turn, room: int | None, said:
 
 
 LIMIT = "the token limit is reached"
-LESS = "or think less: low effort"
+LESS = "or have it think less: --effort low"
 
 
-def told(turn: Turn, room: int | None = None, max_tokens: int | None = None) -> str:
-    return " | ".join(warnings(turn, Limits(context_tokens=room), max_tokens=max_tokens))
+def told(turn: Turn, room: int | None = None, max_tokens: int | None = None, **more: Any) -> str:
+    return " | ".join(warnings(turn, Limits(context_tokens=room), max_tokens=max_tokens, **more))
 
 
 @pytest.mark.parametrize(
@@ -94,6 +94,13 @@ def told(turn: Turn, room: int | None = None, max_tokens: int | None = None) -> 
 )  # fmt: skip
 def test_what_went_short_is_named_with_what_helps(turn: Turn, more: dict[str, Any], words: str) -> None:
     assert told(turn, **more) == words
+
+
+def test_less_thinking_is_advised_as_it_can_be_asked_for_and_only_where_it_is_not_asked_for_already() -> None:
+    turn = Turn(thinking="Hm", finish_reason="length")
+    assert told(turn, effort="high").endswith("less: --effort low")
+    assert told(turn, effort="high", talks=True).endswith("less: /effort low")
+    assert told(turn, max_tokens=9, effort="low").endswith("raise --max-tokens (now 9)")
 
 
 def test_a_call_is_shown_for_people_and_never_at_endless_length() -> None:
