@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from kimigguf.engines.registry import Entry
 
 _MAX_LOG_BYTES: Final = 64 << 20
+NOTHING_FOUND: Final = "none of the known symptoms is in it; that is no proof of health"
+NO_LOG: Final = "no line of it is one that llama.cpp writes: this is no log of llama-server"
 
 
 @click.command("doctor", short_help="Find what ails a server, and what to do about it.")
@@ -29,14 +31,15 @@ def command(app: App, *, log: Path | None, name: str | None) -> int:
     """Look for every known symptom: in a log, or in a running server and its log.
 
     It looks at the running server, or at the last log where it has ended. A running one is asked for a rendered
-    template and one token. Exit code 1 if something was found. Nothing found is no proof of health.
+    template and one token. Exit code 1 if something was found, or if FILE is no such log. Nothing found is no proof of
+    health.
 
     \b
     Example:
       kimigguf doctor
       kimigguf doctor --log llama-server.log
     """  # noqa: D301 -- \b is click's marker for text that must not be wrapped
-    from kimigguf.engines.doctor import examine_log, in_order
+    from kimigguf.engines.doctor import examine_log, in_order, is_server_log
 
     if log is not None:
         path, entry = log, None
@@ -44,14 +47,18 @@ def command(app: App, *, log: Path | None, name: str | None) -> int:
         path, entry = _subject(app, name)
     text = _read(path)
     found = in_order((*examine_log(text), *(_running(app, entry, text) if entry else ())))
+    # Of a log of its own it knows what that is, however little stands in it yet.
+    recognised = log is None or bool(found) or is_server_log(text)
     data = {
         "schema": "kimigguf.doctor/1",
         "log": str(path),
+        "recognised": recognised,
         "lines": text.count("\n"),
         "findings": [_record(finding) for finding in found],
     }
-    app.show.answer(data, lambda console: _draw(console, path, text.count("\n"), found))
-    return ExitCode.ANSWERED_NO if found else ExitCode.DONE
+    nothing = NOTHING_FOUND if recognised else NO_LOG
+    app.show.answer(data, lambda console: _draw(console, path, text.count("\n"), found or nothing))
+    return ExitCode.ANSWERED_NO if found or not recognised else ExitCode.DONE
 
 
 def _subject(app: App, name: str | None) -> "tuple[Path, Entry | None]":
@@ -112,12 +119,13 @@ def _record(finding: "Finding") -> dict[str, Any]:
     }
 
 
-def _draw(console: "Console", path: Path, lines: int, found: "tuple[Finding, ...]") -> None:
+def _draw(console: "Console", path: Path, lines: int, found: "tuple[Finding, ...] | str") -> None:
     from rich.text import Text
 
     console.print(f"{path}: {lines:,} lines", markup=False)
-    if not found:
-        console.print("UNKNOWN  none of the known symptoms is in it; that is no proof of health", markup=False)
+    if isinstance(found, str):
+        console.print(f"UNKNOWN  {found}", markup=False)
+        return
     colours = {"fatal": "bold red", "failing": "red", "worse": "yellow"}
     for finding in found:
         severity = str(finding.severity)

@@ -16,6 +16,13 @@ from kimigguf.engines.timings import cut_off, generations, slow_start
 
 _K3_MARKERS: Final = ("<|open|>", "<|close|>", "<|end_of_msg|>")
 _IS_K3: Final = re.compile(r"(?:general\.architecture|print_info: arch) .*= kimi-k3")
+_LOG_LINE: Final = re.compile(
+    r"^(?:[^\n]{0,80}?\b\d+\.\d\d\.\d{3}\.\d{3} [A-Z] "
+    r"|(?:[^\n]{0,80}?\]: )?(?:(?:srv|slot|que|main|cmn)\b[^\n:]{0,40}: "
+    r"|(?:llama|ggml|gguf|common|print_info|load_tensors|system_info|build)\w*: ))",
+    re.MULTILINE,
+)
+"""A line as llama.cpp writes it, with its time stamp or by the function that speaks, behind a journal's prefix too."""
 _NUMBER: Final = re.compile(r"\d+")
 _MASKING: Final = frozenset({"aborted", "load-failed", "no-context"})
 """Symptoms that only repeat that something failed; they count where nothing says why."""
@@ -66,6 +73,11 @@ def in_order(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     for finding in findings:
         first.setdefault(finding.code, finding)
     return tuple(sorted(first.values(), key=lambda finding: ranks.index(finding.severity)))
+
+
+def is_server_log(text: str) -> bool:
+    """Whether any line is one of llama.cpp's; where none is, that no symptom was found says nothing."""
+    return _LOG_LINE.search(text) is not None
 
 
 def serves_k3(log: str) -> bool:

@@ -50,4 +50,22 @@ def test_binary_rubbish_does_no_harm(capsys: pytest.CaptureFixture[str], tmp_pat
     log = tmp_path / "log"
     log.write_bytes(bytes(range(256)) * 1000)
     code, data, _ = doctor(capsys, tmp_path, "--log", str(log))
-    assert (code, data["findings"]) == (0, [])
+    assert (code, data["findings"], data["recognised"]) == (1, [], False)
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ("# Readme\n\nRun `llama-server` with care: see main.\n", 1),
+        ("", 1),
+        ("0.00.002.002 I srv  llama_server: initializing ...\n", 0),
+        ("srv    load_model: loading model\n", 0),
+        ("Nov 30 11:00:00 box llama-server[12]: print_info: arch = kimi-k3\n", 0),
+    ],
+)
+def test_a_file_that_is_no_log_is_not_taken_for_a_healthy_server(
+    text: str, code: int, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "log").write_text(text)
+    assert run(["doctor", "--log", str(tmp_path / "log")], App(show=Show(), environ={})) == code
+    assert ("this is no log of llama-server" in " ".join(capsys.readouterr().out.split())) == (code == 1)
