@@ -90,7 +90,7 @@ def budget(machine: Machine, *, reserve_ram_bytes: int | None = None, reserve_vr
         reserve_ram_bytes: What the user wants left free besides, in RAM.
         reserve_vram_bytes: The same on each discrete device.
     """
-    ram_bytes, lines = _ram(machine.ram, reserve_ram_bytes or 0)
+    ram_bytes, lines = _ram(machine, reserve_ram_bytes or 0)
     devices: list[DeviceBudget] = []
     for index, accelerator in enumerate(machine.accelerators or ()):
         name = f"gpu{index}"
@@ -121,10 +121,11 @@ def _positive(value: int | None) -> int | None:
     return value if value is not None and value > 0 else None
 
 
-def _ram(ram: Ram, reserve_bytes: int) -> tuple[int | None, list[BudgetLine]]:
+def _ram(machine: Machine, reserve_bytes: int) -> tuple[int | None, list[BudgetLine]]:
+    ram = machine.ram
     lines: list[BudgetLine] = []
     bounds: list[tuple[int, str]] = []
-    installed = _installed(ram, lines, bounds)
+    installed = _installed(machine, lines, bounds)
     available = _available(ram, installed, lines, bounds)
     _cgroup(ram, lines, bounds)
     if installed is None and available is None:
@@ -141,7 +142,8 @@ def _ram(ram: Ram, reserve_bytes: int) -> tuple[int | None, list[BudgetLine]]:
     return usable, lines
 
 
-def _installed(ram: Ram, lines: list[BudgetLine], bounds: list[tuple[int, str]]) -> int | None:
+def _installed(machine: Machine, lines: list[BudgetLine], bounds: list[tuple[int, str]]) -> int | None:
+    ram = machine.ram
     if ram.total_bytes is None:
         lines.append(BudgetLine(what="RAM installed", size_bytes=None, reason="unknown"))
         return None
@@ -150,7 +152,8 @@ def _installed(ram: Ram, lines: list[BudgetLine], bounds: list[tuple[int, str]])
         lines.append(BudgetLine(what="RAM installed", size_bytes=None, reason=f"{ram.total_bytes} bytes is impossible"))
         return None
     keep = min(installed, keep_bytes(installed))
-    lines.append(BudgetLine(what="RAM installed", size_bytes=installed, reason="as the system reports it"))
+    who = "as the system reports it" if machine.is_this_one else "as the machine's description has it"
+    lines.append(BudgetLine(what="RAM installed", size_bytes=installed, reason=who))
     lines.append(BudgetLine(what="kept by the system", size_bytes=-keep, reason="the larger of 4 GiB and 3 %"))
     pool = ram.huge_pages_bytes or 0
     if pool:

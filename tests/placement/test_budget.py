@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kimigguf.hardware.snapshot import Accelerator, Machine, MemoryKind, NumaNode, Ram
+from kimigguf.hardware.snapshot import DETECTED, THIS_MACHINE, Accelerator, Machine, MemoryKind, NumaNode, Ram
 from kimigguf.placement.budget import Budget, budget
 from kimigguf.units import GIB
 
@@ -52,6 +52,15 @@ def test_usable_ram_is_the_least_of_every_bound(ram: Ram, usable: int, binds: st
     answer = budget(machine(ram))
     assert answer.ram_bytes == usable == answer.total_bytes
     assert binds in next(line.reason for line in answer.lines if line.what == "usable RAM")
+
+
+def test_only_this_machines_ram_is_what_the_system_reports() -> None:
+    def said(described: Machine) -> str:
+        return next(line.reason for line in budget(described).lines if line.what == "RAM installed")
+
+    here = Machine(name=THIS_MACHINE, source=DETECTED, ram=Ram(total_bytes=64 * GIB))
+    assert said(here) == "as the system reports it"
+    assert said(machine(here.ram)) == "as the machine's description has it"
 
 
 @pytest.mark.parametrize(
