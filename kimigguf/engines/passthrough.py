@@ -145,7 +145,7 @@ def check_known(extra: Sequence[str], known: Collection[str] | None) -> None:
         if not word.startswith("--") or spelled(before) in server_flags.WITH_VALUE or spelled(word) in known:
             continue
         flag, equals, value = word.partition("=")
-        nearest = get_close_matches(flag, sorted(known), n=2)
+        nearest = get_close_matches(flag, sorted(known), n=2, cutoff=0.75)
         if equals and spelled(flag) in known:
             hint = f"write it as two words: -- {flag} {value}"
         else:

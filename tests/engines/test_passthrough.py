@@ -32,11 +32,12 @@ def test_harmless_arguments_are_let_through(extra: tuple[str, ...]) -> None:
 )
 def test_an_option_that_the_engine_would_end_over_is_refused_before_it_is_started(word: str, said: str) -> None:
     with pytest.raises(UsageError) as caught:
-        check_known(["--numa", "distribute", word], {"--threads", "--numa"})
+        check_known(["--numa", "distribute", word], {"--threads", "--numa", "--verbose", "--tags"})
     assert (caught.value.code, caught.value.exit_code) == ("engine-flag-unknown", 2)
     assert word in caught.value.message
     assert caught.value.hint is not None
     assert caught.value.hint.startswith(said)
+    assert "--tags" not in caught.value.hint  # that is near to nothing here
 
 
 def test_what_may_be_an_option_of_the_engine_or_a_value_is_not_refused() -> None:
