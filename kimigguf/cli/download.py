@@ -112,9 +112,9 @@ def _record(stored: "StoredSet", projector: "StoredSet | None") -> dict[str, Any
 def _draw(console: "Console", stored: "StoredSet", projector: "StoredSet | None") -> None:
     size = units.storage(stored.size_bytes)
     console.print(f"{stored.quant} is whole and verified: {size} in {len(stored.files)} shards", markup=False)
-    console.print(str(stored.folder), markup=False, soft_wrap=True)
+    console.print(str(stored.folder), markup=False)
     if projector is not None:
-        console.print(f"vision projector: {projector.first}", markup=False, soft_wrap=True)
+        console.print(f"vision projector: {projector.first}", markup=False)
     console.print(f"next: kimigguf serve {stored.quant}", markup=False)
 
 
@@ -161,7 +161,7 @@ def _draw_plan(console: "Console", wish: "Wish", plan: "FetchPlan") -> None:
         table.add_row(file["name"], units.storage(file["size_bytes"]), here)
     console.print(table)
     console.print(f"{plan.remote.repository} at {plan.remote.commit}", markup=False)
-    console.print(f"into {plan.folder}", markup=False, soft_wrap=True)
+    console.print(f"into {plan.folder}", markup=False)
     console.print(
         f"to fetch {units.storage(plan.remaining_bytes)} of {units.storage(plan.remote.size_bytes)}; "
         f"needs {units.storage(plan.need_bytes)} free, {units.storage(plan.free_bytes)} are: "
@@ -170,6 +170,6 @@ def _draw_plan(console: "Console", wish: "Wish", plan: "FetchPlan") -> None:
     )
     for old in plan.previous:
         size = units.storage(old.done_bytes)
-        console.print(f"removed once the new one is verified: {old.folder} ({size})", markup=False, soft_wrap=True)
+        console.print(f"removed once the new one is verified: {old.folder} ({size})", markup=False)
     if (licence := wish.profile.licence) is not None:
-        console.print(f"licence: {licence.name} {licence.url or ''}", markup=False, soft_wrap=True)
+        console.print(f"licence: {licence.name} {licence.url or ''}", markup=False)
