@@ -8,8 +8,9 @@ from kimigguf.download.named import CatalogueTarget, Target, complete, present
 from kimigguf.download.store import StoredSet, models_dir, stored_at
 from kimigguf.engines import prepare
 from kimigguf.engines.choose import choose
+from kimigguf.engines.discover import known_flags
 from kimigguf.engines.engine import FoundEngine
-from kimigguf.engines.passthrough import check_extra
+from kimigguf.engines.passthrough import check_extra, check_known
 from kimigguf.engines.request import Request
 from kimigguf.engines.serving import chat_template_arguments, load_serving
 from kimigguf.engines.sight import seen_by, undescribed, unseen
@@ -45,7 +46,7 @@ def planned(request: Request, environ: Mapping[str, str], listen: Listener) -> M
     prepare.check_wish(target, request.context_tokens)
     _check_effort(target, request, environ)
     engine = choose(environ, kind=request.engine, engine_path=request.engine_path, need=target.need)
-    check_extra(request.extra, engine.kind)
+    _check_arguments(request, engine, environ)
     listen(Step(text=f"engine: {engine.title}"))
     models = models_dir(environ, request.models_dir)
     told = request.models_dir is not None or bool(environ.get("KIMIGGUF_MODELS"))
@@ -70,6 +71,13 @@ def planned(request: Request, environ: Mapping[str, str], listen: Listener) -> M
     return Made(plan=plan, engine=engine, stored=stored, machine=seen)
 
 
+def _check_arguments(request: Request, engine: FoundEngine, environ: Mapping[str, str]) -> None:
+    """Refuse arguments after ``--`` before anything is fetched for them."""
+    check_extra(request.extra, engine.kind)
+    if request.extra:
+        check_known(request.extra, known_flags(engine, environ))
+
+
 def _seen_machine(engine: FoundEngine, environ: Mapping[str, str], listen: Listener) -> Machine:
     """This machine as the engine sees it. What the two do not agree on is said: a plan leaves it out."""
     machine = detect(environ=environ, limit_seconds=PATIENT_LIMIT_SECONDS)
@@ -92,7 +100,7 @@ def replayed(request: Request, environ: Mapping[str, str], listen: Listener) -> 
     """
     plan = load_plan(request.plan_path or Path())
     engine = choose(environ, kind=request.engine, engine_path=request.engine_path)
-    check_extra(request.extra, engine.kind)
+    _check_arguments(request, engine, environ)
     listen(Step(text=f"engine: {engine.title}"))
     if plan.model.folder is None or not plan.model.files:
         raise UsageError(

@@ -30,7 +30,7 @@ def hub(tmp_path: Path) -> Iterator[Hub]:
         yield running
 
 
-def serve_it(hub: Hub, folder: Path, *options: str) -> int:
+def serve_it(hub: Hub, folder: Path, *options: str, engine: str = "embedded") -> int:
     environ = {
         "PATH": os.environ["PATH"],
         "HOME": str(folder),
@@ -39,7 +39,7 @@ def serve_it(hub: Hub, folder: Path, *options: str) -> int:
         "KIMIGGUF_MODELS": str(folder / "models"),
         "HF_ENDPOINT": hub.url,
     }
-    words = ["serve", QUANT, "--engine", "embedded", "--port", str(free_port()), *options]
+    words = ["serve", QUANT, "--engine", engine, "--port", str(free_port()), *options]
     return run(words, App(show=Show(), environ=environ))
 
 
@@ -68,4 +68,14 @@ def test_a_dry_run_shows_the_command_and_fetches_no_weight(
     assert files["hint"] == f"kimigguf download {QUANT}"
     (plan,) = (Path(word) for word in answer["command"] if word.endswith(".plan.json"))
     assert json.loads(plan.read_text())["model"]["folder"].startswith(str(tmp_path / "models")), "where they would lie"
+    assert weights(tmp_path) == []
+
+
+@pytest.mark.native
+def test_an_option_that_the_engine_does_not_have_is_refused_before_a_weight_is_fetched(
+    hub: Hub, tmp_path: Path, native_bin: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ("--engine-path", str(native_bin), "--", "--bogus")
+    assert serve_it(hub, tmp_path, *options, engine="llama-server") == 2
+    assert "--bogus" in capsys.readouterr().err
     assert weights(tmp_path) == []

@@ -118,12 +118,18 @@ def test_nothing_stands_between_a_client_and_the_engine(kind: str, place: Place)
 def test_an_answer_on_its_way_is_not_cut_off_by_a_stop(place: Place) -> None:
     """It is streamed to its end although the server is told to stop in the midst of it."""
     log = Path(place.start()["log"])
-    body = {"prompt": "Hello", "max_tokens": 300, "stream": True, "ignore_eos": True}
-    request = urllib.request.Request(
-        f"http://127.0.0.1:{place.port}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
-    )
+
+    def request(**settings: object) -> urllib.request.Request:
+        body = json.dumps({"prompt": "Hello", "ignore_eos": True, **settings}).encode()
+        url = f"http://127.0.0.1:{place.port}/v1/completions"
+        return urllib.request.Request(url, body, {"Content-Type": "application/json"})
+
+    with urllib.request.urlopen(request(max_tokens=60), timeout=60) as short:
+        speed = json.load(short)["timings"]["predicted_per_second"]
+    # Three seconds of answer, fast machine or slow: long enough to be met, short enough for the patience of a stop.
+    tokens = int(min(max(3 * speed, 30), 3000))
     supervisor = place.status()["supervisor_pid"]
-    with urllib.request.urlopen(request, timeout=60) as answer:
+    with urllib.request.urlopen(request(max_tokens=tokens, stream=True), timeout=60) as answer:
         first = answer.readline()
         # As ``kimigguf stop`` does, which starts too slowly to meet a quick engine in the midst of an answer.
         os.kill(supervisor, signal.SIGTERM)
