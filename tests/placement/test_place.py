@@ -35,7 +35,8 @@ some_devices = st.lists(st.sampled_from([4, 8, 11, 12, 16, 24, 32, 40, 48, 80, 9
 quick = settings(
     max_examples=40,
     deadline=None,
-    # The same machines in every run: shrinking a rare one takes minutes, and belongs to a search by hand.
+    # The same machines in every run. A random one is known to leave more than a layer's experts unused on a device
+    # with these stand-in buffers; until that is understood it must be searched for by hand, without the next line.
     derandomize=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
