@@ -6,18 +6,21 @@ import queue
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import IO, Any, Final
+from urllib.parse import urlsplit
 
 from pydantic import TypeAdapter, ValidationError
 
+from kimigguf.engines.command import is_loopback
 from kimigguf.errors import MachineError, NetworkError, UsageError
 from kimigguf.events import Listener, Notice, Step
 from kimigguf.probe.calls import Arm, Call, Fault, FaultKind, Outcome, Reply, Shape, Trial
 from kimigguf.probe.checkers import code_in
 from kimigguf.probe.client import Asker, Endpoint, stopped
+from kimigguf.probe.one_at_a_time import OneAtATime
 from kimigguf.probe.sandbox import run_test
 from kimigguf.probe.suites import Item, PythonTest, Suite, as_jsonl
 
@@ -68,6 +71,8 @@ def run(
     listen: Listener,
 ) -> tuple[Call, ...]:
     """Ask everything that is not in ``store`` yet; ``parallel`` questions at once for each arm.
+
+    Arms that this machine answers take turns: at once, they would slow each other down and spoil the times.
 
     Raises:
         NetworkError: ``key-refused`` or ``no-replies``: asking on would be pointless.
@@ -139,16 +144,19 @@ def _answers(
         waiting[job.arm].put(job)
     finished: queue.SimpleQueue[Call | BaseException] = queue.SimpleQueue()
     stop = threading.Event()
+    here = OneAtATime()
 
     def work(arm: Arm) -> None:
         side = sides[arm]
+        is_here = is_loopback(urlsplit(side.endpoint.url).hostname or "")
         while not stop.is_set():
             try:
                 job = waiting[arm].get_nowait()
             except queue.Empty:
                 return
             try:
-                outcome = side.asker.ask(side.endpoint, job.item, job.item.max_tokens or max_tokens)
+                with here.turn(arm) if is_here else nullcontext():
+                    outcome = side.asker.ask(side.endpoint, job.item, job.item.max_tokens or max_tokens)
                 outcome = tested(job.item, outcome)
                 call = Call(arm=arm, item=job.item.id, repeat=job.repeat, outcome=outcome)
                 keep(call)

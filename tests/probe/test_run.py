@@ -1,6 +1,8 @@
 import json
+import queue
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
@@ -14,6 +16,7 @@ from kimigguf.probe import sandbox
 from kimigguf.probe.calls import Arm, Fault, FaultKind, Reply, Trial
 from kimigguf.probe.client import Asker, Settings
 from kimigguf.probe.compare import compare
+from kimigguf.probe.one_at_a_time import OneAtATime
 from kimigguf.probe.run import Side, Store, jobs, open_store, run
 from kimigguf.probe.sandbox import closed
 from kimigguf.probe.score import score
@@ -49,6 +52,54 @@ def test_every_arm_is_asked_every_question_as_often_as_wanted() -> None:
     assert [(call.arm, call.item, call.repeat) for call in calls] == [job.key for job in jobs(SUITE, 2)]
     assert (len(candidate.bodies), len(reference.bodies)) == (12, 24)
     assert {body["max_tokens"] for body in candidate.bodies} == {64}
+
+
+def test_arms_on_this_machine_are_not_asked_at_the_same_time() -> None:
+    asked: list[set[str]] = []
+    now: list[str] = []
+
+    def answer(name: str) -> Callable[[dict[str, object], int], Say]:
+        def say(body: dict[str, object], number: int) -> Say:
+            now.append(name)
+            time.sleep(0.05)
+            asked.append(set(now))
+            now.remove(name)
+            return sums(body, number)
+
+        return say
+
+    with (
+        serve(answer("candidate")) as candidate,
+        serve(answer("reference")) as reference,
+        sides(candidate, reference) as (left, right),
+    ):
+        run(SUITE, left, right, repeats=1, parallel=3, max_tokens=None, store=Store(), listen=ignore)
+    assert {frozenset(names) for names in asked} == {frozenset({"candidate"}), frozenset({"reference"})}
+
+
+def test_threads_of_one_party_work_side_by_side_until_another_has_asked() -> None:
+    rota, entered, both = OneAtATime(), queue.SimpleQueue[str](), threading.Barrier(3)
+
+    def work(party: str, name: str) -> None:
+        with rota.turn(party):
+            entered.put(name)
+            both.wait(5)
+
+    first = [threading.Thread(target=work, args=("a", f"a{number}")) for number in range(2)]
+    for thread in first:
+        thread.start()
+    assert {entered.get(timeout=5), entered.get(timeout=5)} == {"a0", "a1"}
+    later = [threading.Thread(target=work, args=(party, party), daemon=True) for party in ("b", "a")]
+    later[0].start()
+    while rota.waiting < 1:
+        time.sleep(0.001)
+    later[1].start()
+    while rota.waiting < 2:
+        time.sleep(0.001)
+    assert entered.empty()  # b's turn has not come, and a may not push in before it
+    both.wait(5)
+    assert entered.get(timeout=5) == "b"
+    assert entered.empty()
 
 
 def test_a_run_that_was_stopped_goes_on_and_asks_nothing_twice(tmp_path: Path) -> None:
