@@ -2,8 +2,6 @@
 
 import contextlib
 import hashlib
-import os
-import tempfile
 import urllib.parse
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,6 +11,7 @@ from kimigguf.catalogue.access import endpoint
 from kimigguf.catalogue.remote import RemoteFile, RemoteSet
 from kimigguf.errors import MachineError
 from kimigguf.home import from_home
+from kimigguf.whole_file import write_whole
 
 _SEAL_BYTES: Final = 32
 """A SHA-256 follows each kept header: a torn or rotten one is read again instead of being believed."""
@@ -52,7 +51,8 @@ class HeaderCache:
         from pydantic import TypeAdapter  # noqa: PLC0415 -- as above
 
         with contextlib.suppress(OSError):
-            _write(self._listing(remote.quant), TypeAdapter(RemoteSet).dump_json(remote, indent=1))
+            self.folder.mkdir(parents=True, exist_ok=True)
+            write_whole(self._listing(remote.quant), TypeAdapter(RemoteSet).dump_json(remote, indent=1))
 
     def _listing(self, quant: str) -> Path:
         return self.folder / f"{_plain(quant)}.json"
@@ -78,7 +78,8 @@ class HeaderCache:
         """
         path = self.header_path(file)
         try:
-            _write(path, data + hashlib.sha256(data).digest())
+            self.folder.mkdir(parents=True, exist_ok=True)
+            write_whole(path, data + hashlib.sha256(data).digest())
         except OSError as error:
             raise MachineError(
                 f"cannot keep the header of {file.name} in {self.folder}",
@@ -92,16 +93,3 @@ class HeaderCache:
 def _plain(text: str) -> str:
     """A file's name for any text, readable and one to one."""
     return urllib.parse.quote(text, safe=" ")
-
-
-def _write(path: Path, data: bytes) -> None:
-    """Write a file whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".part")
-    try:
-        with os.fdopen(descriptor, "wb") as stream:
-            stream.write(data)
-        Path(name).replace(path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise

@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from kimigguf.download.manifest import INNER, write_whole
+from kimigguf.download.manifest import INNER
 from kimigguf.errors import IntegrityError
 from kimigguf.events import Advance, Listener, ignore
+from kimigguf.whole_file import write_whole
 
 CHUNK_BYTES: Final = 64 << 20
 READ_BYTES: Final = 1 << 20

@@ -1,10 +1,8 @@
 """The manifest of a set: what belongs into its folder, and what has been verified. Written whole or not at all."""
 
-import contextlib
 import json
 import os
 import shlex
-import tempfile
 import time
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -12,6 +10,7 @@ from typing import Final
 
 from kimigguf.catalogue.remote import RemoteFile, RemoteSet
 from kimigguf.errors import IntegrityError
+from kimigguf.whole_file import write_whole
 
 MANIFEST: Final = "kimigguf.json"
 INNER: Final = ".kimigguf"
@@ -153,32 +152,6 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
         OSError: The disk is full, or not writable.
     """
     write_whole(folder / MANIFEST, (json.dumps(asdict(manifest), indent=1) + "\n").encode())
-
-
-def write_whole(path: Path, data: bytes) -> None:
-    """Replace a file's content so that a reader, or a loss of power, sees the old or the new, never a mix."""
-    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(descriptor, "wb") as stream:
-            stream.write(data)
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.chmod(name, 0o644)  # noqa: PTH101 -- beside the other calls on the same bare name
-        os.replace(name, path)  # noqa: PTH105 -- likewise
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(name)  # noqa: PTH108 -- likewise
-        raise
-    sync_folder(path.parent)
-
-
-def sync_folder(folder: Path) -> None:
-    """Make names in a folder outlive a loss of power."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def with_verified(manifest: Manifest, name: str, stat: os.stat_result | None) -> Manifest:

@@ -15,11 +15,12 @@ from typing import Final
 
 from kimigguf import units
 from kimigguf.download import disk, store
-from kimigguf.download.manifest import MANIFEST, write_whole
+from kimigguf.download.manifest import MANIFEST
 from kimigguf.errors import MachineError
 from kimigguf.events import Listener, Notice, ignore
 from kimigguf.hardware.mounts import Mount
 from kimigguf.hardware.snapshot import Disk, DiskKind
+from kimigguf.whole_file import write_whole
 
 _SYSTEM: Final = frozenset({"boot", "efi", "dev", "proc", "sys", "run", "snap", "usr", "etc", "var", "tmp"})
 """A mount under one of these has another purpose: to put models there is for a user to say."""

@@ -10,11 +10,12 @@ from pathlib import Path
 
 from kimigguf.download.hashing import CHUNK_BYTES, READ_BYTES, read_marks, write_marks
 from kimigguf.download.journal import Journal
-from kimigguf.download.manifest import INNER, sync_folder
+from kimigguf.download.manifest import INNER
 from kimigguf.download.parts import Source, Tag
 from kimigguf.download.policy import Policy
 from kimigguf.download.ranges import Ranges
 from kimigguf.download.store import PART
+from kimigguf.whole_file import sync_folder
 
 
 class Verdict(Enum):

@@ -16,13 +16,13 @@ from kimigguf.download.manifest import (
     Manifest,
     manifest_of,
     read_manifest,
-    sync_folder,
     with_verified,
     write_manifest,
 )
 from kimigguf.download.store import FileState, StoredSet, cannot_write, look
 from kimigguf.errors import UsageError
 from kimigguf.events import Advance, Listener, Notice, ignore
+from kimigguf.whole_file import sync_folder
 
 _DEPTH: Final = 6
 """An HF cache is hub/models--x--y/snapshots/COMMIT/QUANT/FILE: five below the cache."""

@@ -18,13 +18,14 @@ from pathlib import Path
 from typing import BinaryIO, Final
 
 from kimigguf.download.lock import hold
-from kimigguf.download.manifest import Stamp, now, sync_folder, write_whole
+from kimigguf.download.manifest import Stamp, now
 from kimigguf.download.store import PART, cannot_write
 from kimigguf.engines.supervise import Child
 from kimigguf.errors import IntegrityError
 from kimigguf.events import Advance, Listener, Notice, Step
 from kimigguf.ollama.merged import Merged, Stretch, merged, same_header
 from kimigguf.units import storage
+from kimigguf.whole_file import sync_folder, write_whole
 
 _PIECE_BYTES: Final = 4 << 20
 _TICK_SECONDS: Final = 0.25

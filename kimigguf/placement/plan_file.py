@@ -1,7 +1,6 @@
 """The plan as a file: what ``plan --json`` prints and ``serve --plan`` replays, and what must still hold for that."""
 
 import json
-import os
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,6 +14,7 @@ from kimigguf.placement.budget import Budget, budget
 from kimigguf.placement.place import device_need_bytes, host_have_bytes, resident_bytes
 from kimigguf.placement.plan import Plan, PlannedFile
 from kimigguf.units import memory
+from kimigguf.whole_file import write_whole
 
 _MAX_BYTES: Final = 16 << 20
 
@@ -31,11 +31,7 @@ def write_plan(plan: Plan, path: Path) -> None:
     """Write ``plan`` whole or not at all, readable by its owner alone."""
     from pydantic import TypeAdapter  # noqa: PLC0415 -- kept out of `kimigguf --help`
 
-    part = path.with_name(path.name + f".{os.getpid()}.part")
-    descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(TypeAdapter(Plan).dump_json(plan, indent=2))
-    part.replace(path)
+    write_whole(path, TypeAdapter(Plan).dump_json(plan, indent=2), mode=0o600)
 
 
 def load_plan(path: Path) -> Plan:

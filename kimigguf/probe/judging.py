@@ -81,7 +81,8 @@ def judge_calls(
         MachineError: ``cannot-write``.
     """
     known = judging.known
-    purse = None if known.prices is None else Purse(known.prices, left_usd)
+    record = None if folder is None else folder / "spent-on-judge.json"
+    purse = None if known.prices is None else Purse(known.prices, left_usd, record=record)
     settings = Settings(timeout_seconds=timeout_seconds)
     with closing(Asker("judge", known.url, environ, settings, key_variable=known.key_variable, purse=purse)) as asker:
         endpoint = asker.endpoint(judging.model or known.model)

@@ -4,13 +4,15 @@ import json
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TypeAlias
 from urllib.parse import urlsplit
 
 from kimigguf import profile_files
 from kimigguf.engines.command import is_loopback
-from kimigguf.errors import UsageError
+from kimigguf.errors import MachineError, UsageError
 from kimigguf.probe.suites import Item, Suite
+from kimigguf.whole_file import write_whole
 
 Agree: TypeAlias = Callable[[float | None, str], bool]
 """Given the most that it can cost, in US dollars (None where nobody knows), and who is paid."""
@@ -163,18 +165,24 @@ def most_usd(prices: Prices, suite: Suite, max_tokens: int, calls: int) -> float
 
 
 class Purse:
-    """A budget that several threads spend from: what a call may cost is set aside before it is made."""
+    """A budget that several threads spend from: what a call may cost is set aside before it is made.
 
-    def __init__(self, prices: Prices, budget_usd: float | None) -> None:
+    What is spent is written to ``record``, and an interrupted run that goes on starts from there. A call that was
+    under way when it was killed counts as all it might have cost: nobody knows what the endpoint has charged.
+    """
+
+    def __init__(self, prices: Prices, budget_usd: float | None, *, record: Path | None = None) -> None:
+        """Raises UsageError (``bad-run``) where ``record`` is none."""
         self.prices = prices
-        self.spent_usd = 0.0
+        self.spent_usd = _spent_before(record)
         self._budget = budget_usd
         self._aside = 0.0
+        self._record = record
         self._lock = threading.Lock()
 
     def hold_to(self, usd: float) -> None:
-        """Spend no more than what was agreed to, where there is no budget."""
-        self._budget = usd if self._budget is None else self._budget
+        """Spend no more from here on than what was agreed to, where there is no budget."""
+        self._budget = self.spent_usd + usd if self._budget is None else self._budget
 
     def set_aside(self, usd: float) -> bool:
         """Keep the most that a call may cost; false where the budget does not hold it any more."""
@@ -182,6 +190,7 @@ class Purse:
             if self._budget is not None and self.spent_usd + self._aside + usd > self._budget:
                 return False
             self._aside += usd
+            self._write()
             return True
 
     def settle(self, aside_usd: float, cost_usd: float | None) -> None:
@@ -189,3 +198,26 @@ class Purse:
         with self._lock:
             self._aside -= aside_usd
             self.spent_usd += aside_usd if cost_usd is None else cost_usd
+            self._write()
+
+    def _write(self) -> None:
+        if self._record is None:
+            return
+        try:
+            write_whole(self._record, json.dumps({"spent_usd": self.spent_usd, "under_way_usd": self._aside}).encode())
+        except OSError as error:
+            raise MachineError(
+                "what was spent cannot be written down", code="cannot-write", cause=error.strerror, hint="df -h ."
+            ) from error
+
+
+def _spent_before(record: Path | None) -> float:
+    if record is None or not record.exists():
+        return 0.0
+    try:
+        found = json.loads(record.read_bytes())
+        return float(found["spent_usd"]) + float(found["under_way_usd"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UsageError(
+            f"{record} is no record of this program", code="bad-run", hint="choose another --out DIR"
+        ) from error

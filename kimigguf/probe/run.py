@@ -17,7 +17,7 @@ from pydantic import TypeAdapter, ValidationError
 from kimigguf.engines.command import is_loopback
 from kimigguf.errors import MachineError, NetworkError, UsageError
 from kimigguf.events import Listener, Notice, Step
-from kimigguf.probe.calls import Arm, Call, Fault, FaultKind, Outcome, Reply, Shape, Trial
+from kimigguf.probe.calls import Arm, Call, Fault, FaultKind, Reply, Shape, Trial
 from kimigguf.probe.checkers import code_in
 from kimigguf.probe.client import Asker, Endpoint, stopped
 from kimigguf.probe.one_at_a_time import OneAtATime
@@ -78,7 +78,11 @@ def run(
         NetworkError: ``key-refused`` or ``no-replies``: asking on would be pointless.
         MachineError: The folder of the run cannot be written.
     """
-    done = {(call.arm, call.item, call.repeat): call for call in store.calls}
+    items = {item.id: item for item in suite.items}
+    done = {
+        (call.arm, call.item, call.repeat): tested(items[call.item], call, store.add) if call.item in items else call
+        for call in store.calls
+    }
     left = [job for job in jobs(suite, repeats) if job.key not in done]
     if done:
         listen(Notice(text=f"{len(done)} calls were made before and are kept"))
@@ -118,13 +122,18 @@ def _no_replies(endpoint: Endpoint, fault: Fault, failed: int) -> NetworkError:
     )
 
 
-def tested(item: Item, outcome: Outcome) -> Outcome:
-    """The outcome, and what came of running its code where the question asks for some."""
-    if not isinstance(item.check, PythonTest) or not isinstance(outcome, Reply):
-        return outcome
-    if outcome.shape is not Shape.ANSWERED:
-        return replace(outcome, tested=Trial(passed=False, why=f"not a whole answer: {outcome.shape}"))
-    return replace(outcome, tested=run_test(code_in(outcome.content), item.check.code))
+def tested(item: Item, call: Call, keep: Callable[[Call], None]) -> Call:
+    """The call with what came of running its code, where the question asks for some; then it is kept once more."""
+    reply = call.outcome
+    if not isinstance(item.check, PythonTest) or not isinstance(reply, Reply) or reply.tested is not None:
+        return call
+    if reply.shape is Shape.ANSWERED:
+        trial = run_test(code_in(reply.content), item.check.code)
+    else:
+        trial = Trial(passed=False, why=f"not a whole answer: {reply.shape}")
+    call = replace(call, outcome=replace(reply, tested=trial))
+    keep(call)
+    return call
 
 
 def _answers(
@@ -156,11 +165,12 @@ def _answers(
                 return
             try:
                 with here.turn(arm) if is_here else nullcontext():
+                    if stop.is_set():
+                        return  # the run has ended while this one waited, and its client with it
                     outcome = side.asker.ask(side.endpoint, job.item, job.item.max_tokens or max_tokens)
-                outcome = tested(job.item, outcome)
                 call = Call(arm=arm, item=job.item.id, repeat=job.repeat, outcome=outcome)
-                keep(call)
-                finished.put(call)
+                keep(call)  # what is paid for, before its program may take its time
+                finished.put(tested(job.item, call, keep))
             except BaseException as error:  # noqa: BLE001 -- a bug in a thread must show in the main one
                 finished.put(error)
                 return
@@ -286,7 +296,10 @@ def _check_settings(path: Path, settings: dict[str, Any]) -> None:
 
 
 def _read(path: Path) -> list[Call]:
-    """The calls of a file; a last line that a kill cut off is dropped, so that the next one starts on its own."""
+    """The calls of a file; a last line that a kill cut off is dropped, so that the next one starts on its own.
+
+    A reply whose program was run afterwards is there twice: the later line holds both.
+    """
     if not path.exists():
         return []
     data = path.read_bytes()
@@ -295,7 +308,8 @@ def _read(path: Path) -> list[Call]:
         os.truncate(path, len(data) - len(rest))
     adapter = TypeAdapter(Call)
     try:
-        return [adapter.validate_json(line) for line in whole.splitlines() if line.strip()]
+        calls = [adapter.validate_json(line) for line in whole.splitlines() if line.strip()]
+        return list({(call.arm, call.item, call.repeat): call for call in calls}.values())
     except ValidationError as error:
         raise _no_run(path) from error
 

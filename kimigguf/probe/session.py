@@ -238,7 +238,7 @@ def _purse(request: Request, known: Reference, suite: Suite) -> Purse | None:
             code="no-token-bound",
             hint="--max-tokens 4096",
         )
-    return Purse(prices, request.budget_usd)
+    return Purse(prices, request.budget_usd, record=None if request.out is None else request.out / "spent.json")
 
 
 def _described(request: Request, suite: Suite, left: Endpoint, right: Endpoint, server: Limits) -> dict[str, Any]:

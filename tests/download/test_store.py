@@ -6,9 +6,10 @@ import pytest
 from download.conftest import QUANT, REPOSITORY, Scene
 
 from kimigguf.download import store
-from kimigguf.download.manifest import MANIFEST, manifest_of, read_manifest, write_whole
+from kimigguf.download.manifest import MANIFEST, manifest_of, read_manifest
 from kimigguf.download.store import FileState, SetState, locate, look, managed_sets, models_dir, set_folder
 from kimigguf.errors import IntegrityError, UsageError
+from kimigguf.whole_file import write_whole
 
 
 def test_the_models_folder_is_the_nearest_word_of_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -147,6 +147,38 @@ def test_a_budget_is_never_exceeded_and_what_was_not_sent_is_told(priced: Priced
     assert found.answer["cost"]["spent_usd"] <= 0.5
 
 
+def test_a_run_that_goes_on_spends_from_what_is_left_of_its_budget(priced: Priced, tmp_path: Path) -> None:
+    out = tmp_path / "probe"
+
+    def long(_body: dict[str, Any], _number: int) -> Say:
+        return Say(content=" ".join(["4"] * 80))
+
+    with serve(sums) as candidate, serve(long) as reference:
+        environ = priced(reference)
+        first = asked(environ, candidate, tmp_path, budget_usd=0.5, out=out)
+        asked_once = len(reference.bodies)
+        again = asked(environ, candidate, tmp_path, budget_usd=0.5, out=out)
+        assert asked_once == len(reference.bodies) > 0
+        assert (
+            again.answer["cost"]["spent_usd"] == first.answer["cost"]["spent_usd"] == pytest.approx(0.08 * asked_once)
+        )
+        record = out / "spent.json"
+        assert json.loads(record.read_text())["under_way_usd"] == 0
+        # Killed while two calls were under way: the endpoint may have charged for them.
+        record.write_text(json.dumps({"spent_usd": 0.08 * asked_once, "under_way_usd": 0.2}))
+        more = asked(environ, candidate, tmp_path, budget_usd=1.0, out=out)
+    assert (len(reference.bodies) - asked_once) * 0.08 + 0.08 * asked_once + 0.2 <= 1.0
+    assert more.answer["cost"]["spent_usd"] == pytest.approx(0.08 * len(reference.bodies) + 0.2)
+
+
+def test_a_purse_whose_record_is_something_else_is_refused(tmp_path: Path) -> None:
+    record = tmp_path / "spent.json"
+    record.write_text("[]")
+    with pytest.raises(UsageError) as error:
+        Purse(Prices(input_usd=1, output_usd=10), 1.0, record=record)
+    assert error.value.code == "bad-run"
+
+
 def test_what_was_agreed_to_is_not_exceeded_where_answers_are_asked_for_again(priced: Priced, tmp_path: Path) -> None:
     """An answer that is cut off while thinking is asked for once more, with four times the room."""
     offered: list[float] = []

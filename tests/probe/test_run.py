@@ -1,3 +1,4 @@
+import itertools
 import json
 import queue
 import threading
@@ -75,6 +76,25 @@ def test_arms_on_this_machine_are_not_asked_at_the_same_time() -> None:
     ):
         run(SUITE, left, right, repeats=1, parallel=3, max_tokens=None, store=Store(), listen=ignore)
     assert {frozenset(names) for names in asked} == {frozenset({"candidate"}), frozenset({"reference"})}
+
+
+def test_who_still_waits_for_a_turn_when_the_run_ends_asks_nothing_more() -> None:
+    with serve(sums) as candidate, serve(sums) as reference, sides(candidate, reference) as (left, right):
+        order = itertools.count()
+
+        class Broken(Asker):
+            def __init__(self) -> None:
+                pass
+
+            def ask(self, *_args: object) -> Fault:
+                time.sleep(0.2 * next(order))
+                raise ZeroDivisionError
+
+        broken = Side(asker=Broken(), endpoint=left.endpoint)
+        with pytest.raises(ZeroDivisionError):
+            run(SUITE, broken, right, repeats=1, parallel=3, max_tokens=None, store=Store(), listen=ignore)
+        time.sleep(0.6)  # the candidate's other questions have ended, and the turn passes on
+        assert reference.bodies == []
 
 
 def test_threads_of_one_party_work_side_by_side_until_another_has_asked() -> None:
@@ -253,6 +273,34 @@ def test_code_is_run_once_and_what_came_of_it_is_written_down(tmp_path: Path) ->
     assert outcome.tested == Trial(passed=False, why="AssertionError")
     summary = {arm.arm: (arm.right, arm.checked) for arm in score(suite, store.calls, tolerance=0.05).arms}
     assert summary == {Arm.CANDIDATE: (0, 1), Arm.REFERENCE: (1, 1), Arm.REFERENCE_AGAIN: (1, 1)}
+
+
+def test_a_paid_reply_is_kept_before_its_program_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    suite = Suite(name="code", items=(Item(id="p", prompt="?", check=PythonTest(code="assert one() == 1")),))
+    record, kept_before = tmp_path / "calls.jsonl", list[int]()
+
+    def trial(*_: object) -> Trial:
+        kept_before.append(len(record.read_text().splitlines()))
+        return Trial(passed=True)
+
+    def program(_body: dict[str, object], _number: int) -> Say:
+        return Say(content="```python\ndef one():\n    return 1\n```")
+
+    monkeypatch.setattr("kimigguf.probe.run.run_test", trial)
+    with serve(program) as candidate, serve(program) as reference, sides(candidate, reference) as (left, right):
+        with open_store(tmp_path, SETTINGS) as store:
+            run(suite, left, right, repeats=1, parallel=1, max_tokens=64, store=store, listen=ignore)
+        assert min(kept_before) >= 1
+        untested = [line for line in record.read_text().splitlines(keepends=True) if '"tested": null' in line]
+        record.write_text("".join(untested))  # killed while the programs of all three ran
+        for total in (6, 6):  # run once more, and never again
+            with open_store(tmp_path, SETTINGS) as store:
+                calls = run(suite, left, right, repeats=1, parallel=1, max_tokens=64, store=store, listen=ignore)
+            assert len(kept_before) == total
+            assert [call.outcome.tested for call in calls if isinstance(call.outcome, Reply)] == [
+                Trial(passed=True)
+            ] * 3
+    assert len(candidate.bodies) + len(reference.bodies) == 3
 
 
 def test_code_that_cannot_be_run_here_is_neither_right_nor_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
