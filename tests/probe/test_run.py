@@ -98,28 +98,32 @@ def test_who_still_waits_for_a_turn_when_the_run_ends_asks_nothing_more() -> Non
 
 
 def test_threads_of_one_party_work_side_by_side_until_another_has_asked() -> None:
-    rota, entered, both = OneAtATime(), queue.SimpleQueue[str](), threading.Barrier(3)
+    rota, entered, leave = OneAtATime(), queue.SimpleQueue[str](), {name: threading.Event() for name in "ab"}
 
-    def work(party: str, name: str) -> None:
+    def work(party: str) -> None:
         with rota.turn(party):
-            entered.put(name)
-            both.wait(5)
+            entered.put(party)
+            leave[party].wait(5)
 
-    first = [threading.Thread(target=work, args=("a", f"a{number}")) for number in range(2)]
-    for thread in first:
+    def start(party: str) -> threading.Thread:
+        thread = threading.Thread(target=work, args=(party,))
         thread.start()
-    assert {entered.get(timeout=5), entered.get(timeout=5)} == {"a0", "a1"}
-    later = [threading.Thread(target=work, args=(party, party), daemon=True) for party in ("b", "a")]
-    later[0].start()
-    while rota.waiting < 1:
-        time.sleep(0.001)
-    later[1].start()
-    while rota.waiting < 2:
-        time.sleep(0.001)
-    assert entered.empty()  # b's turn has not come, and a may not push in before it
-    both.wait(5)
+        return thread
+
+    threads = [start("a"), start("a")]
+    assert [entered.get(timeout=5), entered.get(timeout=5)] == ["a", "a"]
+    for number, party in enumerate("ba", 1):
+        threads.append(start(party))
+        while rota.waiting < number:
+            time.sleep(0.001)
+    assert entered.empty()  # b's turn has not come, and a third a may not push in before it
+    leave["a"].set()
     assert entered.get(timeout=5) == "b"
     assert entered.empty()
+    leave["b"].set()
+    for thread in threads:
+        thread.join(5)
+    assert entered.get(timeout=5) == "a"
 
 
 def test_a_run_that_was_stopped_goes_on_and_asks_nothing_twice(tmp_path: Path) -> None:
