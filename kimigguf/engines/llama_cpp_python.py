@@ -40,7 +40,7 @@ def model_settings(plan: Plan, profile: ServingProfile, *, alias: str, effort: s
     words, settings = offload(plan.layout), plan.settings
     if words.overrides:
         raise MachineError(
-            "llama-cpp-python cannot place experts apart from their layer, and the plan does",
+            "llama-cpp-python takes no rules for single tensors, and the plan needs some",
             code="engine-lacks-offload",
             hint="use --engine llama-server or --engine embedded",
         )

@@ -25,6 +25,10 @@ class Override:
     device: int | None
 
 
+_NOT_PIPELINED: Final = Override(pattern=r"^token_embd\.weight$", device=HOST)
+"""It leaves the embedding where it is. llama.cpp has no flag against pipelining, but stops at any rule for a tensor."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offload:
     """A complete placement for llama.cpp. ``split`` counts layers per device and is empty for fewer than two."""
@@ -50,11 +54,14 @@ def offload(layout: Layout) -> Offload:
     sequence = [place for place in (*trunk, head) if place is not HOST]
     counts = tuple(sequence.count(device) for device in range(len(layout.devices)))
     head_rule = () if follows else (Override(pattern="^output", device=layout.head),)
+    # The engine takes the first rule that matches, so single tensors stand before their kind.
+    overrides = (*_moved_overrides(layout), *_expert_overrides(layout), *head_rule)
+    if layout.overridden and not overrides:
+        overrides = (_NOT_PIPELINED,)
     return Offload(
         gpu_layers=len(sequence),
         split=counts if len(layout.devices) > 1 and sequence else (),
-        # The engine takes the first rule that matches, so single tensors stand before their kind.
-        overrides=(*_moved_overrides(layout), *_expert_overrides(layout), *head_rule),
+        overrides=overrides,
     )
 
 

@@ -30,6 +30,11 @@ class Packing:
     device: tuple[int | None, ...]
     experts: tuple[tuple[int | None, ...], ...]
 
+    @property
+    def holds_all(self) -> bool:
+        """Whether nothing stays on the host."""
+        return None not in self.device and all(None not in places for places in self.experts)
+
     def expert_bytes(self, elements: Sequence[Element]) -> int:
         """Expert bytes on devices."""
         return sum(

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+from kimigguf.memory.compute import is_pipelined
 from kimigguf.memory.layout import HOST, LayerPlace, Layout
 from kimigguf.memory.ledger import Component, Ledger, ledger
 from kimigguf.memory.model import Layer, ModelSpec, Part
@@ -154,7 +155,11 @@ class _Table:
             left = self.budget.ram_bytes - _host_only_bytes(self._on_host(settings).ledger)
             capacities = [min(c, left) if u else c for c, u in zip(capacities, self.unified, strict=True)]
         elements = self._elements(settings, without_experts=experts_stay_pageable and any(self.unified))
-        return self._settle(settings, elements, capacities) or self._on_host(settings)
+        return (
+            self._everything(settings, elements, capacities)
+            or self._settle(settings, elements, capacities)
+            or self._on_host(settings)
+        )
 
     def _on_host(self, settings: Settings) -> Placed:
         return self._count(settings, Layout.on_host(len(self.spec.layers)))
@@ -175,8 +180,29 @@ class _Table:
         ]
         return [*layers, Element(trunk_bytes=self.spec.head_bytes)]
 
+    def _everything(self, settings: Settings, elements: Sequence[Element], capacities: Sequence[int]) -> Placed | None:
+        """All of it on devices with room for four copies of what passes between them, so that llama.cpp pipelines."""
+        reserve = [_expected_buffer_bytes(settings)] * len(capacities)
+        whole = sum(element.trunk_bytes + element.expert_bytes for element in elements)
+        for _ in range(_PATIENCE):
+            room = _less(capacities, reserve)
+            if sum(room) < whole:
+                break
+            packing = pack(elements, room)
+            if not packing.holds_all:
+                break
+            placed = self._count(settings, self._layout(packing))
+            overhead = _overheads(placed, packing, elements)
+            if _has_room(packing, elements, capacities, overhead):
+                return placed
+            reserve = [max(pair) for pair in zip(overhead, reserve, strict=True)]
+        return None
+
     def _settle(self, settings: Settings, elements: Sequence[Element], capacities: Sequence[int]) -> Placed | None:
-        """Pack, count the buffers that this packing needs, and pack again until both agree; None if nothing fits."""
+        """Pack, count the buffers that this packing needs, and pack again until both agree; None if nothing fits.
+
+        Nothing is pipelined here, not even where all is on devices: its copies would come and go with the last tensor.
+        """
         reserve = [_expected_buffer_bytes(settings)] * len(capacities)
         best: Packing | None = None
         answer: Placed | None = None
@@ -184,14 +210,12 @@ class _Table:
             packing = pack(elements, _less(capacities, reserve))
             if best is not None and _rank(packing, elements) <= _rank(best, elements):
                 break  # nothing is to be gained from counting this one, which costs more than packing it
-            placed = self._count(settings, self._layout(packing))
-            used = [packing.used_bytes(elements, device) for device in range(len(capacities))]
-            overhead = [_overhead_bytes(placed, device, size) for device, size in enumerate(used)]
-            if all(
-                used[device] + overhead[device] <= capacity
-                for device, capacity in enumerate(capacities)
-                if device in packing.device
-            ):
+            layout = self._layout(packing)
+            placed = self._count(
+                settings, replace(layout, overridden=True) if is_pipelined(settings, layout) else layout
+            )
+            overhead = _overheads(placed, packing, elements)
+            if _has_room(packing, elements, capacities, overhead):
                 best, answer = packing, placed
                 # Another split may get by with smaller buffers; it is counted before it is believed.
                 reserve = [size - size // _OPTIMISM for size in overhead]
@@ -228,6 +252,25 @@ def _usual_place(trunk: int | None, experts: Sequence[int | None], sizes: Sequen
 
 def _less(capacities: Sequence[int], reserve: Sequence[int]) -> list[int]:
     return [capacity - kept for capacity, kept in zip(capacities, reserve, strict=True)]
+
+
+def _overheads(placed: Placed, packing: Packing, elements: Sequence[Element]) -> list[int]:
+    """Bytes beside what was packed, per device."""
+    return [
+        _overhead_bytes(placed, device, packing.used_bytes(elements, device))
+        for device in range(len(placed.layout.devices))
+    ]
+
+
+def _has_room(
+    packing: Packing, elements: Sequence[Element], capacities: Sequence[int], overhead: Sequence[int]
+) -> bool:
+    """Whether every device that takes anything holds it and what comes with it."""
+    return all(
+        packing.used_bytes(elements, device) + overhead[device] <= capacity
+        for device, capacity in enumerate(capacities)
+        if device in packing.device
+    )
 
 
 def _rank(packing: Packing, elements: Sequence[Element]) -> tuple[int, int]:
