@@ -5,18 +5,27 @@ runs of elements, in order; elements before the first run stay on the host, as l
 """
 
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Final
 
+_HOP: Final = 8
+"""One part in so many of what experts on a device save is lost where it is not their trunk's device: every token's
+activations go there and back. About 60 us, where 340 us would be spent on reading them from RAM: a layer of UD-IQ1_S
+has 100 MB of experts per token, and 300 GB/s are usual."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Element:
-    """``trunk_bytes`` must move as one; each of ``experts`` (bytes per expert tensor, may be empty) may stay behind."""
+    """``trunk_bytes`` must move as one; each of ``experts`` (bytes per expert tensor, may be empty) may stay behind.
+
+    ``shared_bytes`` is what a device needs once, however many elements with it it holds; all that have it, alike.
+    """
 
     trunk_bytes: int
     experts: tuple[int, ...] = ()
+    shared_bytes: int = 0
 
     @property
     def expert_bytes(self) -> int:
@@ -29,6 +38,16 @@ class Packing:
 
     device: tuple[int | None, ...]
     experts: tuple[tuple[int | None, ...], ...]
+
+    def worth(self, elements: Sequence[Element]) -> int:
+        """Expert bytes on devices, less a part of those that lie on another device than their trunk."""
+        kept = away = 0
+        for element, trunk, places in zip(elements, self.device, self.experts, strict=True):
+            for size, place in zip(element.experts, places, strict=True):
+                if place is not None:
+                    kept += size
+                    away += size if place != trunk else 0
+        return kept - away // _HOP
 
     @property
     def holds_all(self) -> bool:
@@ -45,11 +64,17 @@ class Packing:
         )
 
     def used_bytes(self, elements: Sequence[Element], device: int) -> int:
-        """What lies on one device."""
+        """What lies on one device, without what its elements share."""
         return sum(
             (element.trunk_bytes if trunk == device else 0)
             + sum(size for size, place in zip(element.experts, places, strict=True) if place == device)
             for element, trunk, places in zip(elements, self.device, self.experts, strict=True)
+        )
+
+    def shared_bytes(self, elements: Sequence[Element], device: int) -> int:
+        """What the elements of one device share."""
+        return max(
+            (e.shared_bytes for e, trunk in zip(elements, self.device, strict=True) if trunk == device), default=0
         )
 
 
@@ -63,41 +88,47 @@ def pack(elements: Sequence[Element], capacities: Sequence[int]) -> Packing:
     first = _first_on_device(elements, capacities)
     if first == len(elements):
         return Packing(device=(None,) * len(elements), experts=tuple((None,) * len(e.experts) for e in elements))
-    whole = [element.trunk_bytes + element.expert_bytes for element in elements]
-    if first == 0 and (ends := _balanced(whole, capacities)) is not None:
+    if first == 0 and (ends := _balanced(elements, capacities)) is not None:
         return _fill(elements, capacities, first, ends)
-    gains = _Gains(elements)
-    near = _fill(elements, capacities, first, _best_ends(gains, capacities, first, gains.beside))
+    near, far = (_fill(elements, capacities, first, ends) for ends in _best_ends(elements, capacities, first))
     if first > 0 or len(capacities) == 1:
         return near
-    ends = _best_ends(gains, capacities, first, gains.anywhere)
-    far = _spill(elements, capacities, _fill(elements, capacities, first, ends))
-    return far if far.expert_bytes(elements) > near.expert_bytes(elements) else near
+    return max((_spill(elements, capacities, packing) for packing in (near, far)), key=lambda p: p.worth(elements))
 
 
 def _first_on_device(elements: Sequence[Element], capacities: Sequence[int]) -> int:
     """How many trunks must stay on the host: each device, from the last to the first, takes all that it can."""
     index = len(elements)
     for capacity in reversed(capacities):
-        room = capacity
-        while index > 0 and elements[index - 1].trunk_bytes <= room:
+        room, shared = capacity, 0
+        while index > 0:
+            element = elements[index - 1]
+            more = max(shared, element.shared_bytes)
+            room -= element.trunk_bytes + more - shared
+            if room < 0:
+                break
+            shared = more
             index -= 1
-            room -= elements[index].trunk_bytes
     return index
 
 
 _PRECISION: Final = 1024
 
 
-def _balanced(sizes: Sequence[int], capacities: Sequence[int]) -> list[int] | None:
+def _balanced(elements: Sequence[Element], capacities: Sequence[int]) -> list[int] | None:
     """Ends of runs that hold everything with the lowest highest share of capacity used, None where it does not fit."""
+    sizes = [element.trunk_bytes + element.expert_bytes for element in elements]
 
     def ends_at(share: int) -> list[int] | None:
         ends, index = [], 0
         for capacity in capacities:
-            room = capacity * share // _PRECISION
-            while index < len(sizes) and sizes[index] <= room:
-                room -= sizes[index]
+            room, shared = capacity * share // _PRECISION, 0
+            while index < len(sizes):
+                more = max(shared, elements[index].shared_bytes)
+                room -= sizes[index] + more - shared
+                if room < 0:
+                    break
+                shared = more
                 index += 1
             ends.append(index)
         return ends if index == len(sizes) else None
@@ -116,63 +147,77 @@ def _balanced(sizes: Sequence[int], capacities: Sequence[int]) -> list[int] | No
     return best
 
 
-class _Gains:
-    """What a run of elements and the slack beside their trunks are worth, in expert bytes."""
+class _Runs:
+    """What every run of elements is worth on a device, in expert bytes."""
 
     def __init__(self, elements: Sequence[Element]) -> None:
-        self.trunk = [0, *accumulate(element.trunk_bytes for element in elements)]
-        self.experts = [0, *accumulate(element.expert_bytes for element in elements)]
-        self.tensors = [sorted(element.experts, reverse=True) for element in elements]
-        self.largest = max((size for element in elements for size in element.experts), default=0) or 1
+        self.count = len(elements)
+        self._trunk = [0, *accumulate(element.trunk_bytes for element in elements)]
+        self._experts = [0, *accumulate(element.expert_bytes for element in elements)]
+        self._tensors = [sorted(element.experts, reverse=True) for element in elements]
+        self._sharing = [0, *accumulate(element.shared_bytes > 0 for element in elements)]
+        self._shared = max((element.shared_bytes for element in elements), default=0)
+        self._largest = max((size for element in elements for size in element.experts), default=0) or 1
 
-    def beside(self, start: int, end: int, slack: int) -> int:
-        """Bytes kept of the run's own experts: whole elements in order, then tensors; as ``_fill`` chooses them."""
-        experts = self.experts
-        if experts[end] - experts[start] <= slack:
-            return experts[end] - experts[start]
-        whole = bisect_right(experts, experts[start] + slack, start, end + 1) - 1
-        kept = experts[whole] - experts[start]
-        for size in self.tensors[whole]:
-            if kept + size <= slack:
-                kept += size
-        return kept
+    def of(self, start: int, capacity: int, least_end: int) -> Iterator[tuple[int, int, int]]:
+        """For each end from ``least_end`` on that a run from ``start`` can have on a device: that end, and two values.
 
-    def anywhere(self, _start: int, _end: int, slack: int) -> int:
-        """Bytes that whole tensors of any layer can take of ``slack``, taking all as large as the largest."""
-        return slack // self.largest * self.largest
+        The first is what the device keeps of the run's own experts, chosen as ``_fill`` chooses them. The second counts
+        tensors of other runs too that would take what is left, all as large as the largest; they may run out.
+        """
+        experts, trunk, sharing, largest = self._experts, self._trunk, self._sharing, self._largest
+        room, before = trunk[start] + capacity, experts[start]
+        # Experts of elements up to here are kept whole; of fewer and fewer as the run grows.
+        whole = bisect_right(experts, before + room - trunk[start], start) - 1
+        for end in range(least_end, self.count + 1):
+            slack = room - trunk[end] - (self._shared if sharing[end] > sharing[start] else 0)
+            if slack < 0:
+                if end > start:
+                    return
+                slack = 0  # a device without room takes nothing, and that is fine
+            own = experts[end] - before
+            if own > slack:
+                while experts[whole] - before > slack:
+                    whole -= 1
+                own = experts[whole] - before
+                for size in self._tensors[whole]:
+                    if own + size <= slack:
+                        own += size
+            away = (slack - own) // largest * largest
+            yield end, own, own + away - away // _HOP
 
 
-def _best_ends(
-    gains: _Gains, capacities: Sequence[int], first: int, worth: Callable[[int, int, int], int]
-) -> list[int]:
-    """Ends of the devices' runs that are worth the most, by dynamic programming over devices and ends."""
-    trunk = gains.trunk
-    count = len(trunk) - 1
-    best: dict[int, int] = {first: 0}
-    came_from: list[dict[int, int]] = []
+def _best_ends(elements: Sequence[Element], capacities: Sequence[int], first: int) -> tuple[list[int], list[int]]:
+    """Ends of the devices' runs that are worth the most, for each of the two values of ``_Runs``.
+
+    By dynamic programming over devices and ends.
+    """
+    runs = _Runs(elements)
+    best: dict[int, tuple[int, int]] = {first: (0, 0)}
+    came_from: list[tuple[dict[int, int], dict[int, int]]] = []
+    last = len(capacities) - 1
     for position, capacity in enumerate(capacities):
-        is_last = position == len(capacities) - 1
-        following: dict[int, int] = {}
-        origin: dict[int, int] = {}
-        for start, value in best.items():
-            room = trunk[start] + capacity
-            for end in range(start, count + 1):
-                slack = room - trunk[end]
-                if slack < 0:
-                    if end > start:
-                        break
-                    slack = 0  # a device without room takes nothing, and that is fine
-                if is_last and end != count:
-                    continue
-                total = value + worth(start, end, slack)
-                if total > following.get(end, -1):
-                    following[end] = total
-                    origin[end] = start
+        following: dict[int, tuple[int, int]] = {}
+        origin: tuple[dict[int, int], dict[int, int]] = {}, {}
+        for start, (near, far) in best.items():
+            for end, own, anywhere in runs.of(start, capacity, runs.count if position == last else start):
+                best_near, best_far = following.get(end, (-1, -1))
+                if near + own > best_near:
+                    best_near = near + own
+                    origin[0][end] = start
+                if far + anywhere > best_far:
+                    best_far = far + anywhere
+                    origin[1][end] = start
+                following[end] = best_near, best_far
         came_from.append(origin)
         best = following
+    return _followed(came_from, 0, runs.count), _followed(came_from, 1, runs.count)
+
+
+def _followed(came_from: Sequence[tuple[dict[int, int], dict[int, int]]], which: int, count: int) -> list[int]:
     ends = [count]
     for origin in reversed(came_from[1:]):
-        ends.append(origin[ends[-1]])
+        ends.append(origin[which][ends[-1]])
     return ends[::-1]
 
 
@@ -182,7 +227,9 @@ def _fill(elements: Sequence[Element], capacities: Sequence[int], first: int, en
     start = first
     for number, (capacity, end) in enumerate(zip(capacities, ends, strict=True)):
         device[start:end] = [number] * (end - start)
-        slack = capacity - sum(element.trunk_bytes for element in elements[start:end])
+        run = elements[start:end]
+        slack = capacity - sum(element.trunk_bytes for element in run)
+        slack -= max((element.shared_bytes for element in run), default=0)
         _take_own(elements, experts, range(start, end), number, slack)
         start = end
     return Packing(device=tuple(device), experts=tuple(map(tuple, experts)))
@@ -209,7 +256,10 @@ def _take_own(
 def _spill(elements: Sequence[Element], capacities: Sequence[int], packing: Packing) -> Packing:
     """Give what devices have left over to tensors that would stay on the host: whole layers first, then single ones."""
     experts = [list(places) for places in packing.experts]
-    left = [capacity - packing.used_bytes(elements, number) for number, capacity in enumerate(capacities)]
+    left = [
+        capacity - packing.used_bytes(elements, number) - packing.shared_bytes(elements, number)
+        for number, capacity in enumerate(capacities)
+    ]
     for index, element in enumerate(elements):
         if element.experts and all(place is None for place in experts[index]):
             number = max(range(len(left)), key=lambda d: left[d])

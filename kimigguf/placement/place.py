@@ -13,7 +13,7 @@ from typing import Final
 from kimigguf.memory.compute import is_pipelined
 from kimigguf.memory.layout import HOST, LayerPlace, Layout
 from kimigguf.memory.ledger import Component, Ledger, ledger
-from kimigguf.memory.model import Layer, ModelSpec, Part
+from kimigguf.memory.model import Layer, LayerKind, ModelSpec, Part
 from kimigguf.memory.settings import Settings
 from kimigguf.placement.budget import Budget
 from kimigguf.placement.give_way import lower
@@ -24,6 +24,8 @@ _ROUNDS: Final = 12
 """Buffers depend on the split and the split on the buffers; two rounds settle it, the rest is for odd machines."""
 _PATIENCE: Final = 3
 """Rounds before reserves are made equal."""
+_NEAR_MISSES: Final = 4
+"""How many better packings may turn out too large before the best one so far is taken."""
 _OPTIMISM: Final = 8
 """One part in so many of the buffers is left out when a better packing is looked for."""
 _EXPERT_PART: Final = re.compile(r"ffn_(up|down|gate|gate_up)_(?:ch|)exps")
@@ -128,6 +130,32 @@ def _host_experts(counted: Ledger) -> int:
     return sum(row.size_bytes or 0 for row in counted.rows if row.device is HOST and row.component is Component.EXPERTS)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Counted:
+    """A packing with what its devices hold beside it, in bytes; ``shared`` is the part of that which it foresaw."""
+
+    packing: Packing
+    placed: Placed
+    used: tuple[int, ...]
+    shared: tuple[int, ...]
+    overhead: tuple[int, ...]
+
+    def fits(self, capacities: Sequence[int]) -> bool:
+        """Whether every device that takes anything holds it and what comes with it."""
+        return all(
+            used + overhead <= capacity
+            for used, overhead, capacity in zip(self.used, self.overhead, capacities, strict=True)
+            if used
+        )
+
+    def reserve(self, before: Sequence[int]) -> list[int]:
+        """What to keep for buffers when packing again; as before on devices that took nothing, and so told nothing."""
+        return [
+            overhead - shared if used else kept
+            for used, shared, overhead, kept in zip(self.used, self.shared, self.overhead, before, strict=True)
+        ]
+
+
 class _Table:
     """The model as elements to pack and the budget as capacities; computed once for all settings that are tried."""
 
@@ -174,6 +202,7 @@ class _Table:
         layers = [
             Element(
                 trunk_bytes=layer.trunk_bytes + _kept_bytes(layer, settings),
+                shared_bytes=0 if layer.kind is LayerKind.KDA else _mask_bytes(settings),
                 experts=() if without_experts else tuple(size for _, size in self.experts[layer.index]),
             )
             for layer in self.spec.layers
@@ -191,11 +220,10 @@ class _Table:
             packing = pack(elements, room)
             if not packing.holds_all:
                 break
-            placed = self._count(settings, self._layout(packing))
-            overhead = _overheads(placed, packing, elements)
-            if _has_room(packing, elements, capacities, overhead):
-                return placed
-            reserve = [max(pair) for pair in zip(overhead, reserve, strict=True)]
+            counted = self._counted(settings, packing, elements, self._layout(packing))
+            if counted.fits(capacities):
+                return counted.placed
+            reserve = counted.reserve(reserve)
         return None
 
     def _settle(self, settings: Settings, elements: Sequence[Element], capacities: Sequence[int]) -> Placed | None:
@@ -204,29 +232,41 @@ class _Table:
         Nothing is pipelined here, not even where all is on devices: its copies would come and go with the last tensor.
         """
         reserve = [_expected_buffer_bytes(settings)] * len(capacities)
-        best: Packing | None = None
-        answer: Placed | None = None
-        for number in range(_ROUNDS):
+        best: _Counted | None = None
+        misses = 0
+        for _ in range(_ROUNDS):
             packing = pack(elements, _less(capacities, reserve))
-            if best is not None and _rank(packing, elements) <= _rank(best, elements):
+            if best is not None and _rank(packing, elements) <= _rank(best.packing, elements):
                 break  # nothing is to be gained from counting this one, which costs more than packing it
             layout = self._layout(packing)
-            placed = self._count(
-                settings, replace(layout, overridden=True) if is_pipelined(settings, layout) else layout
-            )
-            overhead = _overheads(placed, packing, elements)
-            if _has_room(packing, elements, capacities, overhead):
-                best, answer = packing, placed
+            if is_pipelined(settings, layout):
+                layout = replace(layout, overridden=True)
+            counted = self._counted(settings, packing, elements, layout)
+            if counted.fits(capacities):
+                best, misses = counted, 0
                 # Another split may get by with smaller buffers; it is counted before it is believed.
-                reserve = [size - size // _OPTIMISM for size in overhead]
-            elif best is not None:
+                reserve = [size - size // _OPTIMISM for size in counted.reserve(reserve)]
+                continue
+            misses += 1
+            if best is not None and misses > _NEAR_MISSES:
                 break
-            else:
-                reserve = [max(pair) for pair in zip(overhead, reserve, strict=True)]
-                if number >= _PATIENCE:
-                    # Runs of odd lengths chase each other's buffers: the largest seen anywhere is enough everywhere.
-                    reserve = [max(reserve)] * len(reserve)
-        return answer if best is not None and any(device is not None for device in best.device) else None
+            reserve = [max(pair) for pair in zip(counted.reserve(reserve), reserve, strict=True)]
+            if misses > _PATIENCE:
+                # Runs of odd lengths chase each other's buffers: the largest seen anywhere is enough everywhere.
+                reserve = [max(reserve)] * len(reserve)
+        return None if best is None or not any(device is not None for device in best.packing.device) else best.placed
+
+    def _counted(self, settings: Settings, packing: Packing, elements: Sequence[Element], layout: Layout) -> "_Counted":
+        placed = self._count(settings, layout)
+        devices = range(len(layout.devices))
+        used = tuple(packing.used_bytes(elements, device) for device in devices)
+        return _Counted(
+            packing=packing,
+            placed=placed,
+            used=used,
+            shared=tuple(packing.shared_bytes(elements, device) for device in devices),
+            overhead=tuple(_overhead_bytes(placed, device, used[device]) for device in devices),
+        )
 
     def _layout(self, packing: Packing) -> Layout:
         places: list[LayerPlace] = []
@@ -254,40 +294,27 @@ def _less(capacities: Sequence[int], reserve: Sequence[int]) -> list[int]:
     return [capacity - kept for capacity, kept in zip(capacities, reserve, strict=True)]
 
 
-def _overheads(placed: Placed, packing: Packing, elements: Sequence[Element]) -> list[int]:
-    """Bytes beside what was packed, per device."""
-    return [
-        _overhead_bytes(placed, device, packing.used_bytes(elements, device))
-        for device in range(len(placed.layout.devices))
-    ]
-
-
-def _has_room(
-    packing: Packing, elements: Sequence[Element], capacities: Sequence[int], overhead: Sequence[int]
-) -> bool:
-    """Whether every device that takes anything holds it and what comes with it."""
-    return all(
-        packing.used_bytes(elements, device) + overhead[device] <= capacity
-        for device, capacity in enumerate(capacities)
-        if device in packing.device
-    )
-
-
 def _rank(packing: Packing, elements: Sequence[Element]) -> tuple[int, int]:
-    """Higher is better: fewer trunks on the host, then more expert bytes on devices."""
-    return -packing.device.count(None), packing.expert_bytes(elements)
+    """Higher is better: fewer trunks on the host, then more experts on devices."""
+    return -packing.device.count(None), packing.worth(elements)
 
 
 def _expected_buffer_bytes(settings: Settings) -> int:
-    """A first guess at a device's compute buffer: activations and mask of one physical batch. Replaced once counted."""
-    return settings.effective_ubatch_tokens * (MIB + 2 * settings.stream_tokens)
+    """A first guess at a device's compute buffer: activations of one physical batch. Replaced once counted."""
+    return settings.effective_ubatch_tokens * MIB
+
+
+def _mask_bytes(settings: Settings) -> int:
+    """The attention mask of one physical batch, which every device needs that has an attention layer."""
+    return settings.effective_ubatch_tokens * settings.stream_tokens * (2 if settings.flash_attention else 4)
 
 
 def _overhead_bytes(placed: Placed, device: int, packed_bytes: int) -> int:
     """What a device holds beside what was packed: its buffers, or a guess where nobody knows them."""
     counted = device_need_bytes(placed.ledger, device) - packed_bytes
     is_unknown = any(row.device == device and row.component is Component.COMPUTE for row in placed.ledger.unknown)
-    return counted + (_expected_buffer_bytes(placed.settings) if is_unknown else 0)
+    guess = _expected_buffer_bytes(placed.settings) + _mask_bytes(placed.settings)
+    return counted + (guess if is_unknown else 0)
 
 
 def _host_only_bytes(counted: Ledger) -> int:

@@ -4,7 +4,7 @@ import json
 import os
 import queue
 import threading
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
@@ -37,6 +37,11 @@ class Side:
 
     endpoint: Endpoint
     asker: Asker
+
+    @property
+    def is_here(self) -> bool:
+        """Whether this machine answers."""
+        return is_loopback(urlsplit(self.endpoint.url).hostname or "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,6 +141,15 @@ def tested(item: Item, call: Call, keep: Callable[[Call], None]) -> Call:
     return call
 
 
+def _asked(side: Side, job: Job, max_tokens: int | None, here: OneAtATime, stop: threading.Event) -> Call | None:
+    """None where the run has ended, and its client with it, while this arm waited for its turn."""
+    with here.turn(job.arm) if side.is_here else nullcontext():
+        if stop.is_set():
+            return None
+        outcome = side.asker.ask(side.endpoint, job.item, job.item.max_tokens or max_tokens)
+    return Call(arm=job.arm, item=job.item.id, repeat=job.repeat, outcome=outcome)
+
+
 def _answers(
     left: Sequence[Job],
     sides: Mapping[Arm, Side],
@@ -148,29 +162,22 @@ def _answers(
 
     The workers are daemon threads: a Ctrl-C must not wait for an answer that may take another ten minutes.
     """
-    waiting: dict[Arm, queue.SimpleQueue[Job]] = {arm: queue.SimpleQueue() for arm in Arm}
-    for job in left:
-        waiting[job.arm].put(job)
+    waiting = {arm: deque(job for job in left if job.arm is arm) for arm in Arm}
     finished: queue.SimpleQueue[Call | BaseException] = queue.SimpleQueue()
     stop = threading.Event()
     here = OneAtATime()
 
     def work(arm: Arm) -> None:
         side = sides[arm]
-        is_here = is_loopback(urlsplit(side.endpoint.url).hostname or "")
         while not stop.is_set():
             try:
-                job = waiting[arm].get_nowait()
-            except queue.Empty:
+                job = waiting[arm].popleft()  # as atomic as any queue's
+            except IndexError:
                 return
             try:
-                with here.turn(arm) if is_here else nullcontext():
-                    if stop.is_set():
-                        return  # the run has ended while this one waited, and its client with it
-                    outcome = side.asker.ask(side.endpoint, job.item, job.item.max_tokens or max_tokens)
-                call = Call(arm=arm, item=job.item.id, repeat=job.repeat, outcome=outcome)
-                keep(call)  # what is paid for, before its program may take its time
-                finished.put(tested(job.item, call, keep))
+                if (call := _asked(side, job, max_tokens, here, stop)) is not None:
+                    keep(call)  # what is paid for, before its program may take its time
+                    finished.put(tested(job.item, call, keep))
             except BaseException as error:  # noqa: BLE001 -- a bug in a thread must show in the main one
                 finished.put(error)
                 return

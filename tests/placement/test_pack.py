@@ -5,10 +5,15 @@ from itertools import combinations_with_replacement, pairwise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kimigguf.placement.pack import Element, Packing, _Gains, pack
+from kimigguf.placement.pack import Element, Packing, _fill, pack
 
 elements_lists = st.lists(
-    st.builds(Element, trunk_bytes=st.integers(1, 20), experts=st.lists(st.integers(1, 60), max_size=3).map(tuple)),
+    st.builds(
+        Element,
+        trunk_bytes=st.integers(1, 20),
+        experts=st.lists(st.integers(1, 60), max_size=3).map(tuple),
+        shared_bytes=st.sampled_from([0, 0, 30]),
+    ),
     min_size=1,
     max_size=7,
 )
@@ -20,8 +25,7 @@ def check(elements: list[Element], capacities: list[int], packing: Packing) -> N
     ranks = [-1 if device is None else device for device in packing.device]
     assert all(before <= after for before, after in pairwise(ranks)), "runs must be contiguous and in order"
     for number, capacity in enumerate(capacities):
-        used = packing.used_bytes(elements, number)
-        assert used == 0 or used <= capacity
+        assert packing.used_bytes(elements, number) == 0 or holds(elements, packing, number, capacity)
     for element, device, places in zip(elements, packing.device, packing.experts, strict=True):
         assert len(places) == len(element.experts)
         assert device is not None or set(places) <= {None}, "experts go to a device only with their trunk on one"
@@ -30,7 +34,11 @@ def check(elements: list[Element], capacities: list[int], packing: Packing) -> N
 def fewest_on_host(elements: list[Element], capacities: list[int]) -> int:
     """By trying every way to cut the suffix into runs."""
     count = len(elements)
-    trunk = [element.trunk_bytes for element in elements]
+
+    def need(start: int, end: int) -> int:
+        run = elements[start:end]
+        return sum(element.trunk_bytes for element in run) + max((element.shared_bytes for element in run), default=0)
+
     for first in range(count + 1):
         for inner in combinations_with_replacement(range(first, count + 1), max(0, len(capacities) - 1)):
             ends = (*inner, count) if capacities else ()
@@ -38,7 +46,7 @@ def fewest_on_host(elements: list[Element], capacities: list[int]) -> int:
                 continue
             starts = (first, *ends)
             if all(
-                start == end or sum(trunk[start:end]) <= capacity
+                start == end or need(start, end) <= capacity
                 for (start, end), capacity in zip(pairwise(starts), capacities, strict=True)
             ):
                 return first
@@ -46,19 +54,19 @@ def fewest_on_host(elements: list[Element], capacities: list[int]) -> int:
 
 
 def most_expert_bytes(elements: list[Element], capacities: list[int], first: int) -> int:
-    count, gains, best = len(elements), _Gains(elements), 0
+    """Of all cuts, each filled with the experts of its own runs."""
+    count, best = len(elements), 0
     for inner in combinations_with_replacement(range(first, count + 1), max(0, len(capacities) - 1)):
-        total = 0
-        for (start, end), capacity in zip(pairwise((first, *inner, count)), capacities, strict=True):
-            slack = capacity - sum(element.trunk_bytes for element in elements[start:end])
-            if start == end:
-                continue
-            if slack < 0:
-                break
-            total += gains.beside(start, end, slack)
-        else:
-            best = max(best, total)
+        ends = (*inner, count)
+        filled = _fill(elements, capacities, first, ends)
+        rooms = zip(pairwise((first, *ends)), enumerate(capacities), strict=True)
+        if all(start == end or holds(elements, filled, number, room) for (start, end), (number, room) in rooms):
+            best = max(best, filled.expert_bytes(elements))
     return best
+
+
+def holds(elements: list[Element], packing: Packing, number: int, capacity: int) -> bool:
+    return packing.used_bytes(elements, number) + packing.shared_bytes(elements, number) <= capacity
 
 
 @settings(max_examples=150, deadline=None)
