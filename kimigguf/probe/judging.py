@@ -9,7 +9,7 @@ from kimigguf.errors import UsageError
 from kimigguf.events import Listener, Notice
 from kimigguf.probe.calls import Call
 from kimigguf.probe.client import Asker, Settings
-from kimigguf.probe.judge import Judged, ask_judge, judged, most_usd, rubrics
+from kimigguf.probe.judge import Judged, Opinion, ask_judge, judged, most_usd, rubrics
 from kimigguf.probe.references import Purse, Reference, find_reference, prices_within
 from kimigguf.probe.suites import Suite
 
@@ -72,8 +72,11 @@ def judge_calls(
     parallel: int,
     timeout_seconds: float,
     listen: Listener,
-) -> Judged:
+) -> tuple[Judged, tuple[Opinion, ...]]:
     """Ask the judge about the calls of a run; ``left_usd`` is what is left of the budget, None where there is none.
+
+    Returns:
+        What the opinions come to, and the opinions.
 
     Raises:
         UsageError: ``other-judge``, or the judge's model is not known.
@@ -88,4 +91,4 @@ def judge_calls(
         endpoint = asker.endpoint(judging.model or known.model)
         opinions = ask_judge(suite, calls, asker, endpoint, folder=folder, parallel=parallel, listen=listen)
     spent = None if purse is None else purse.spent_usd
-    return judged(opinions, endpoint, tolerance=tolerance, spent_usd=spent)
+    return judged(opinions, endpoint, tolerance=tolerance, spent_usd=spent), opinions

@@ -12,6 +12,7 @@ from kimigguf.probe.calls import Arm, Call, Fault, Reply
 from kimigguf.probe.client import Endpoint
 from kimigguf.probe.cost import cost_rows
 from kimigguf.probe.intervals import proportion
+from kimigguf.probe.judge import Better, Opinion, Pair
 from kimigguf.probe.pictures import CLASSES, distributions, forest
 from kimigguf.probe.report import METHOD, WORDS, advice, arm_rows, percent, sentence, token_sentences, trigger_sentence
 from kimigguf.probe.score import ItemResult, Scores
@@ -32,8 +33,13 @@ def page(
     reference: Endpoint,
     settings: Mapping[str, object],
     exact: Mapping[str, Any] | None = None,
+    judged: str | None = None,
+    opinions: Sequence[Opinion] = (),
 ) -> str:
-    """The whole page. Everything that comes from an endpoint or a suite is escaped."""
+    """The whole page. Everything that comes from an endpoint or a suite is escaped.
+
+    ``judged`` is what the judge's ``opinions`` come to, in words; None where nobody judged.
+    """
     calls = tuple(calls)
     template = Template(files("kimigguf.probe").joinpath("page.html").read_text(encoding="utf-8"))
     return template.substitute(
@@ -46,6 +52,7 @@ def page(
         method=escape(METHOD[0].upper() + METHOD[1:]),
         distributions=distributions(calls),
         tokens=_paragraphs("Token by token", [*token_sentences(scores.tokens), *_exact_lines(exact)]),
+        judged=_paragraphs("As a judge sees it", [] if judged is None else [judged]),
         cost=_cost(scores),
         triggers=escape(trigger_sentence(scores) or ""),
         parity=escape(f"Prompt tokens, candidate against reference: {scores.parity.sentence}"),
@@ -53,7 +60,7 @@ def page(
         arms=_table(
             ["", *(arm.arm for arm in scores.arms)], [[name, *cells] for name, cells in arm_rows(scores).items()]
         ),
-        items="\n".join(_items(scores, suite, calls)),
+        items="\n".join(_items(scores, suite, calls, opinions)),
         settings=_table(
             ["", "value"],
             [[name.replace("_", " "), "-" if value is None else str(value)] for name, value in settings.items()],
@@ -124,15 +131,18 @@ def _share(values: Iterable[bool | None]) -> str:
     return f"{sum(known)} of {len(known)}, {span[0]:.0%} to {span[1]:.0%}"
 
 
-def _items(scores: Scores, suite: Suite, calls: Iterable[Call]) -> Iterable[str]:
+def _items(scores: Scores, suite: Suite, calls: Iterable[Call], opinions: Sequence[Opinion]) -> Iterable[str]:
     outcomes = {(call.item, call.repeat, call.arm): call.outcome for call in calls}
     items = {item.id: item for item in suite.items}
     for result in scores.results:
         key = (result.item, result.repeat)
-        yield _item(items[result.item], result, {arm: outcomes.get((*key, arm)) for arm in Arm})
+        said = [one for one in opinions if (one.item, one.repeat) == key]
+        yield _item(items[result.item], result, {arm: outcomes.get((*key, arm)) for arm in Arm}, said)
 
 
-def _item(item: Item, result: ItemResult, outcomes: Mapping[Arm, Reply | Fault | None]) -> str:
+def _item(
+    item: Item, result: ItemResult, outcomes: Mapping[Arm, Reply | Fault | None], opinions: Sequence[Opinion]
+) -> str:
     candidate, reference = outcomes[Arm.CANDIDATE], outcomes[Arm.REFERENCE]
     marks = f"candidate {_MARKS[result.candidate_right]}, reference {_MARKS[result.reference_right]}"
     question = _excerpt("\n\n".join(f"{message.role}: {message.content}" for message in item.conversation))
@@ -142,8 +152,18 @@ def _item(item: Item, result: ItemResult, outcomes: Mapping[Arm, Reply | Fault |
         f'<details class="{" ".join(_tags(result))}"><summary>{escape(item.id)}{round_text} '
         f'<span class="soft">{escape(item.category)} · {marks}</span></summary><div class="inside">'
         f'<pre>{escape(question)}</pre><div class="pair"><div>{_caption("candidate", candidate)}<pre>{left}</pre></div>'
-        f"<div>{_caption('reference', reference)}<pre>{right}</pre></div></div></div></details>"
+        f"<div>{_caption('reference', reference)}<pre>{right}</pre></div></div>"
+        f"{''.join(map(_opinion, opinions))}</div></details>"
     )
+
+
+def _opinion(opinion: Opinion) -> str:
+    """One opinion, folded: which pair in which order, what it came to, and the words."""
+    challenger = "the candidate" if opinion.pair is Pair.CANDIDATE else "the reference's second answer"
+    pair = ["the reference", challenger] if opinion.reference_first else [challenger, "the reference"]
+    came_to = {Better.CHALLENGER: challenger, Better.REFERENCE: "the reference"}.get(opinion.better, opinion.better)
+    text = f"the judge on {pair[0]} (A) and {pair[1]} (B): {came_to}"
+    return f'<details><summary class="soft">{escape(text)}</summary><pre>{escape(opinion.said)}</pre></details>'
 
 
 _MARKS: Final[Mapping[bool | None, str]] = {

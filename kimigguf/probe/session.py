@@ -17,7 +17,7 @@ from kimigguf.probe import token_level
 from kimigguf.probe.calls import Arm, Call
 from kimigguf.probe.client import KEY_VARIABLES, Asker, Endpoint, Settings
 from kimigguf.probe.cost import Costs, economics, load_costs
-from kimigguf.probe.judge import Judged, sentence
+from kimigguf.probe.judge import Judged, Opinion, sentence
 from kimigguf.probe.judging import Judging, judge_calls, prepare
 from kimigguf.probe.logprobs import TokenLevel
 from kimigguf.probe.page import page
@@ -119,9 +119,9 @@ def probe(request: Request, environ: Mapping[str, str], *, agree: Agree, listen:
     prices = economics(calls, right_by_item, costs, known.prices, parallel=request.parallel)
     scores = replace(score(suite, calls, tolerance=request.tolerance), economics=prices, tokens=tokens)
     spent = None if purse is None else purse.spent_usd
-    opinion = None
+    opinion, opinions = None, tuple[Opinion, ...]()
     if judging is not None:
-        opinion = _opinion(request, judging, suite, calls, environ, spent_usd=spent or 0.0, listen=listen)
+        opinion, opinions = _opinion(request, judging, suite, calls, environ, spent_usd=spent or 0.0, listen=listen)
     return _finding(
         request,
         suite,
@@ -131,6 +131,7 @@ def probe(request: Request, environ: Mapping[str, str], *, agree: Agree, listen:
         reference=right.endpoint,
         spent_usd=spent,
         opinion=opinion,
+        opinions=opinions,
         left_out=left_out,
         made_by=described | _circumstances(request, server),
     )
@@ -167,7 +168,7 @@ def _opinion(
     *,
     spent_usd: float,
     listen: Listener,
-) -> Judged:
+) -> tuple[Judged, tuple[Opinion, ...]]:
     """What the judge says, within what is left of the budget, or else of what was agreed to."""
     budget = request.budget_usd
     return judge_calls(
@@ -329,6 +330,7 @@ def _finding(
     reference: Endpoint,
     spent_usd: float | None,
     opinion: Judged | None,
+    opinions: Sequence[Opinion],
     left_out: int,
     made_by: Mapping[str, Any],
 ) -> Finding:
@@ -339,8 +341,17 @@ def _finding(
     answer["made_by"] = dict(made_by)
     if request.out is not None:
         settings = dict(made_by)
-        settings |= {} if opinion is None else {"judge": sentence(opinion)}
         settings |= {"left out": f"{left_out} questions that the candidate's context does not hold"} if left_out else {}
-        html = page(scores, suite, calls, candidate=candidate, reference=reference, settings=settings, exact=exact)
+        html = page(
+            scores,
+            suite,
+            calls,
+            candidate=candidate,
+            reference=reference,
+            settings=settings,
+            exact=exact,
+            judged=None if opinion is None else sentence(opinion),
+            opinions=opinions,
+        )
         write_reports(request.out, answer, html)
     return Finding(scores=scores, candidate=candidate, reference=reference, answer=answer, opinion=opinion)

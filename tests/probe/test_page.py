@@ -1,5 +1,6 @@
 import html.parser
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,6 +9,7 @@ from fakes.browser import browser
 from kimigguf.probe.calls import Arm, Call, Fault, FaultKind, Outcome, Reply, Trial
 from kimigguf.probe.client import Endpoint
 from kimigguf.probe.cost import Costs, SideCosts, economics
+from kimigguf.probe.judge import Better, Opinion, Pair
 from kimigguf.probe.logprobs import token_level
 from kimigguf.probe.page import page
 from kimigguf.probe.score import score, solved
@@ -30,7 +32,12 @@ def reply(content: str) -> Reply:
     )
 
 
-def made(count: int = 40, *, evil: str = "") -> str:
+def opinion(item: str, pair: Pair, better: Better, *, reference_first: bool = True, said: str = "") -> Opinion:
+    return Opinion(item=item, repeat=0, pair=pair, reference_first=reference_first, better=better, said=said,
+                   prompt_tokens=9, completion_tokens=9)  # fmt: skip
+
+
+def made(count: int = 40, *, evil: str = "", opinions: Sequence[Opinion] = ()) -> str:
     items = [Item(id=f"i{n}", prompt=f"{n}? {evil}", check=Number(value=n), category=f"c{n % 3}") for n in range(count)]
     suite = Suite(name="sums", items=tuple(items), sha256="0" * 64)
     fault = Fault(kind=FaultKind.RATE_LIMIT, status=429, text=f"slow down {evil}", tries=3)
@@ -50,6 +57,8 @@ def made(count: int = 40, *, evil: str = "") -> str:
         candidate=Endpoint(role="candidate", url="http://127.0.0.1:8080/v1", model=f"kimi-k3 {evil}"),
         reference=Endpoint(role="reference", url="https://api.example.org/v1", model="kimi-k3"),
         settings={"suite_sha256": "0" * 64, "max_tokens": None},
+        judged="JUDGED by j1" if opinions else None,
+        opinions=opinions,
     )
 
 
@@ -181,6 +190,30 @@ def test_a_reader_finds_an_item_by_words_and_by_what_became_of_it(tmp_path: Path
         assert tab.evaluate(chosen("slow down", "c-wrong")) == 0
         assert "0 of 40" in tab.evaluate(TEXT)
         assert tab.complaints == []
+
+
+def test_a_judges_words_are_folded_into_their_item_and_count_as_none(tmp_path: Path) -> None:
+    opinions = [
+        opinion("i3", Pair.CANDIDATE, Better.CHALLENGER, said=f"B is kinder. {EVIL}"),
+        opinion("i3", Pair.CANDIDATE, Better.TIE, reference_first=False),
+        opinion("i3", Pair.NOISE, Better.REFERENCE),
+    ]
+    path = tmp_path / "report.html"
+    path.write_text(made(8, evil=EVIL, opinions=opinions), encoding="utf-8")
+    with browser(tmp_path) as tab:
+        tab.open(path)
+        assert tab.evaluate(SHOWN) == 8
+        assert tab.evaluate(chosen("B is kinder", "")) == 1
+        assert tab.evaluate(
+            "[...document.querySelectorAll('#items details details summary')].map(e => e.textContent)"
+        ) == [
+            "the judge on the reference (A) and the candidate (B): the candidate",
+            "the judge on the candidate (A) and the reference (B): tie",
+            "the judge on the reference (A) and the reference's second answer (B): the reference",
+        ]
+        assert "As a judge sees it" in tab.evaluate(TEXT)
+        assert tab.complaints == []
+    assert "As a judge sees it" not in made(2)
 
 
 def test_a_long_question_is_shown_by_its_ends_and_a_failed_program_says_why() -> None:
