@@ -50,12 +50,16 @@ def command(
     from kimigguf.engines.bench_client import BenchClient
     from kimigguf.engines.bench_report import to_data
     from kimigguf.engines.bench_target import look_at
+    from kimigguf.engines.endpoint import sent_in_the_clear
 
     asked = None if depths is None else _parsed(depths)
     entry, address = _chosen(app, name, url)
     shape = Shape()
     trust = entry.address.trust if entry is not None else None
-    with BenchClient(address, _key(app, entry, api_key_file), tls=trust) as client:
+    key = _key(app, entry, api_key_file)
+    if warning := sent_in_the_clear(address, key):
+        app.show.note(warning)
+    with BenchClient(address, key, tls=trust) as client:
         target = look_at(client, entry, _quants(app))
         chosen = chosen_depths(asked, target, shape)
         report, ended = _run(app, client, target, chosen, repeat=repeat, shape=shape)

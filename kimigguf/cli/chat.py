@@ -60,7 +60,7 @@ def command(app: App, /, *, prompt: str | None, **options: Any) -> int | None:  
       git diff | kimigguf chat - --effort low --url http://127.0.0.1:8080
     """  # noqa: D301 -- \b is click's marker for text that must not be wrapped
     from kimigguf.cli.chat_prompt import forgiving_streams
-    from kimigguf.engines.endpoint import base_url, connect
+    from kimigguf.engines.endpoint import base_url, connect, sent_in_the_clear
     from kimigguf.engines.registry import certificate_at
     from kimigguf.engines.session import servers_folder
     from kimigguf.engines.talk import load_talk
@@ -72,7 +72,10 @@ def command(app: App, /, *, prompt: str | None, **options: Any) -> int | None:  
         key_file = key_file or own_key_file
     resumed = None if options["resume"] is None else load_talk(options["resume"])
     certificate = certificate_at(servers_folder(app.environ), base_url(url))
-    with connect(url, api_key=_key(app, key_file), certificate=certificate) as client:
+    key = _key(app, key_file)
+    if warning := sent_in_the_clear(url, key):
+        app.show.note(warning)
+    with connect(url, api_key=key, certificate=certificate) as client:
         chat = _chat(app, client, options, resumed, talks=prompt is None)
         if prompt is None:
             _talk(app, chat)

@@ -56,6 +56,16 @@ def base_url(
     return f"{parts.scheme}://{parts.netloc}{path or '/v1'}"
 
 
+def sent_in_the_clear(url: str, key: str | None) -> str | None:
+    """What to tell whoever sends a key over a network without TLS; None where there is no key, or no network."""
+    parts = urlsplit(base_url(url))
+    if not key or parts.scheme != "http" or is_loopback(parts.hostname or ""):
+        return None
+    return (
+        f"warning: the key goes to {parts.netloc} unencrypted, and so do questions and answers: use https, or a tunnel"
+    )
+
+
 def connect(url: str, *, api_key: str | None = None, certificate: str | None = None) -> "OpenAI":
     """A client for the server at ``url``. It never retries: a server of one slot must not be asked twice at once.
 

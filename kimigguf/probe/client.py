@@ -11,7 +11,7 @@ import httpx2
 import openai
 
 from kimigguf.engines.command import is_loopback
-from kimigguf.engines.endpoint import Limits, base_url, limits
+from kimigguf.engines.endpoint import Limits, base_url, limits, sent_in_the_clear
 from kimigguf.engines.printable import printable, sendable
 from kimigguf.engines.registry import certificate_at
 from kimigguf.engines.session import servers_folder
@@ -118,6 +118,11 @@ class Asker:
 
     def close(self) -> None:
         self._client.close()
+
+    @property
+    def warning(self) -> str | None:
+        """What its user should know before anything is sent, if anything."""
+        return sent_in_the_clear(self.url, self._key)
 
     def endpoint(self, model: str | None) -> Endpoint:
         """This side with its model: the one given, or the only one that the endpoint has.

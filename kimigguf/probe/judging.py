@@ -88,6 +88,8 @@ def judge_calls(
     purse = None if known.prices is None else Purse(known.prices, left_usd, record=record)
     settings = Settings(timeout_seconds=timeout_seconds)
     with closing(Asker("judge", known.url, environ, settings, key_variable=known.key_variable, purse=purse)) as asker:
+        if asker.warning:
+            listen(Notice(text=asker.warning))
         endpoint = asker.endpoint(judging.model or known.model)
         opinions = ask_judge(suite, calls, asker, endpoint, folder=folder, parallel=parallel, listen=listen)
     spent = None if purse is None else purse.spent_usd

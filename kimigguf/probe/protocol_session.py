@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from kimigguf.errors import UsageError
-from kimigguf.events import Listener
+from kimigguf.events import Listener, Notice
 from kimigguf.events import Step as Told
 from kimigguf.probe.calls import Fault, FaultKind, Outcome
 from kimigguf.probe.client import KEY_VARIABLES, Asker, Endpoint, Settings, stopped
@@ -81,9 +81,11 @@ def look(
         with closing(
             Asker("reference", known.url, environ, settings, key_variable=known.key_variable, purse=purse)
         ) as asker:
+            _warn(asker, listen)
             endpoint = asker.endpoint(request.reference_model or known.model)
             there = _ask(asker, endpoint, request.max_tokens, arguments, listen, template_arguments=False)
     with closing(Asker("candidate", request.candidate, environ, settings)) as asker:
+        _warn(asker, listen)
         candidate = asker.endpoint(request.candidate_model)
         here = _ask(asker, candidate, request.max_tokens, arguments, listen, template_arguments=True)
     seen, wanted = checks(here), None if there is None else checks(there)
@@ -118,6 +120,11 @@ def most_usd(prices: Prices, max_tokens: int) -> float:
         prices.most(step.item, step.bound or max_tokens) * (_MOST_TURNS_COUNTED if step.loop else 1)
         for step in STEPS.values()
     )
+
+
+def _warn(asker: Asker, listen: Listener) -> None:
+    if asker.warning:
+        listen(Notice(text=asker.warning))
 
 
 def _ask(

@@ -103,6 +103,8 @@ def probe(request: Request, environ: Mapping[str, str], *, agree: Agree, listen:
             Asker("reference", known.url, environ, settings, key_variable=known.key_variable, purse=purse)
         ) as standard,
     ):
+        for warning in filter(None, (judged.warning, standard.warning)):
+            listen(Notice(text=warning))
         left = Side(asker=judged, endpoint=judged.endpoint(request.candidate_model))
         right = Side(asker=standard, endpoint=standard.endpoint(request.reference_model or known.model))
         server = judged.limits()

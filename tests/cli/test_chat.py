@@ -17,7 +17,7 @@ from fakes.processes import free_port
 
 from kimigguf.cli.app import App, run
 from kimigguf.cli.show import Show
-from kimigguf.engines.endpoint import base_url, mapped
+from kimigguf.engines.endpoint import base_url, mapped, sent_in_the_clear
 from kimigguf.engines.registry import Entry, ProcessId, entered
 from kimigguf.errors import NetworkError, UsageError
 
@@ -34,6 +34,29 @@ def chat(*argv: str, environ: dict[str, str] | None = None) -> int:
 
 def lines(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO(text))
+
+
+@pytest.mark.parametrize(
+    ("url", "key", "warns"),
+    [
+        ("http://llama.example.org:8080", "secret", True),
+        ("http://192.168.1.7:8080/v1", "secret", True),
+        ("https://llama.example.org", "secret", False),
+        ("http://127.0.0.1:8080", "secret", False),
+        (":8080", "secret", False),
+        ("http://llama.example.org:8080", None, False),
+    ],
+)
+def test_a_key_over_a_network_without_tls_is_told_of(url: str, key: str | None, *, warns: bool) -> None:
+    warning = sent_in_the_clear(url, key)
+    assert (warning is not None) is warns
+    assert "secret" not in (warning or "")
+
+
+def test_the_warning_comes_before_the_key_is_sent(capsys: pytest.CaptureFixture[str]) -> None:
+    assert chat("hello", "--url", "http://nowhere.invalid:8080", environ={"KIMIGGUF_API_KEY": "secret"}) == 4
+    said = " ".join(capsys.readouterr().err.split())
+    assert said.index("the key goes to nowhere.invalid:8080 unencrypted") < said.index("[server-unreachable]")
 
 
 def test_the_answer_is_on_stdout_and_the_thinking_is_not(capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,7 +9,7 @@ import pytest
 from fakes.openai_endpoint import Endpoint, Refuse, Say, serve
 
 from kimigguf import profile_files
-from kimigguf.errors import UsageError
+from kimigguf.errors import NetworkError, UsageError
 from kimigguf.events import ignore
 from kimigguf.probe.calls import FaultKind
 from kimigguf.probe.references import Prices, Purse, agree_to_unknown, find_reference
@@ -276,6 +276,16 @@ def test_a_folder_that_a_run_without_a_key_left_does_not_hide_the_missing_key(pr
         made = len(reference.bodies)
         again = asked(environ | {"PAID_KEY": ""}, candidate, tmp_path, out=out)
         assert (made, len(reference.bodies), again.answer["verdict"]) == (20, 20, "not-enough-samples")
+
+
+def test_whoever_sends_a_key_over_a_network_without_tls_is_told_first() -> None:
+    said: list[str] = []
+    with serve(sums) as candidate:
+        request = Request(candidate=candidate.url, reference="http://nowhere.invalid:9/v1", reference_model="k3")
+        environ = {"KIMIGGUF_REFERENCE_API_KEY": "secret"}
+        with pytest.raises(NetworkError):
+            probe(request, environ, agree=lambda *_: True, listen=lambda event: said.append(str(event)))
+    assert "the key goes to nowhere.invalid:9 unencrypted" in said[0]
 
 
 def test_who_is_paid_is_named_when_leave_to_spend_is_asked_for(priced: Priced, tmp_path: Path) -> None:
