@@ -72,6 +72,7 @@ def _draw(console: "Console", records: list[dict[str, Any]]) -> None:
 
 
 def _lines(record: dict[str, Any]) -> Iterator[str]:
+    from kimigguf.engines.checkup import WAITED_PERCENT
     from kimigguf.units import duration, memory
 
     def count(name: str, words: str) -> str:
@@ -99,6 +100,9 @@ def _lines(record: dict[str, Any]) -> Iterator[str]:
     yield f"  pressure   {words}{pressure['evidence']}"
     if pressure["state"] == "failed":
         yield f"             try: {pressure['hint']}"
+    if (waited := record["processor_wait_percent"]) is not None and waited >= WAITED_PERCENT:
+        yield f"  processors contended: for {waited:.0f} % of the last 60 s some thread had to wait for one"
+        yield f"             see: kimigguf doctor --name {record['name']}"
     busy = "unknown" if record["slots"] is None else f"{record['slots_busy']} of {record['slots']}"
     yield f"  slots      {busy} busy"
     waiting = f", {record['requests_waiting']:,} waiting" if record["requests_waiting"] else ""

@@ -59,6 +59,9 @@ _OF_THE_TEMPLATE: Final = {400, 500}
 _SECONDS: Final = 60.0
 """For one token; a server that takes longer is busy, and says nothing about what ails it."""
 _MOST_GROWTH: Final = 0.05
+WAITED_PERCENT: Final = 20.0
+"""Of a minute. A machine that only the engine uses shows 0 to 2 here; with one other busy process the two cores of a
+small one showed 60, and made a tenth of their tokens/s."""
 _SETTLING_BYTES: Final = 1 << 30
 """Buffers that are touched for the first time, and what an allocator keeps."""
 
@@ -67,7 +70,7 @@ def examine_running(entry: Entry, key: str | None, environ: Mapping[str, str], *
     """What ails a registered server now, besides what its log and its ``/props`` show."""
     life = life_of(entry)
     seen = observe(entry, key, environ)
-    found = [*examine_life(life, entry.name), *examine_memory(seen, entry.name)]
+    found = [*examine_life(life, entry.name), *examine_memory(seen, entry.name), *examine_processors(seen)]
     with suppress(psutil.Error):
         argv = tuple(psutil.Process(entry.engine.pid).cmdline())
         found += [*examine_limit(argv), *_examine_numa(argv)]
@@ -121,6 +124,21 @@ def examine_memory(seen: Mapping[str, Any], name: str) -> Iterator[Finding]:
             message="its memory has grown by more than its checkpoints and its prompt cache hold",
             evidence=f"{memory(unexplained)} since it was ready, when it had {memory(own)} of its own",
             hint=f"watch it: kimigguf status --name {name}; a restart gives it back: kimigguf restart --name {name}",
+        )
+
+
+def examine_processors(seen: Mapping[str, Any]) -> Iterator[Finding]:
+    """Others that want the same processors: why tokens come many times slower, and nothing else shows it."""
+    waited = seen["processor_wait_percent"]
+    if waited is not None and waited >= WAITED_PERCENT:
+        yield Finding(
+            code="contended-processors",
+            severity=Severity.WORSE,
+            message="there are fewer processors than want to run. The engine's threads wait for each other after every "
+            "operation, so that one without a processor holds up all of them",
+            evidence=f"for {waited:.0f} % of the last 60 s some thread was ready and had no processor",
+            hint="end what else computes (top), or serve with fewer threads than there are cores: -- --threads N; two "
+            "engines need cores of their own (taskset)",
         )
 
 

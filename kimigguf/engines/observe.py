@@ -14,7 +14,7 @@ from kimigguf.engines.llama_server import Address, get, read_slots
 from kimigguf.engines.pressure import check_pressure
 from kimigguf.engines.registry import Entry
 from kimigguf.errors import UsageError
-from kimigguf.hardware.pressure import read_pressure
+from kimigguf.hardware.pressure import read_pressure, read_processor_stall
 from kimigguf.hardware.snapshot import Accelerator
 from kimigguf.hardware.usage import accelerators_now
 from kimigguf.memory.ledger import Component
@@ -82,6 +82,9 @@ def observe(entry: Entry, key: str | None, environ: Mapping[str, str]) -> dict[s
         if plan is None
         else device_records(plan, accelerators_now(environ) if plan.ledger.devices else ()),
         "memory_pressure": _pressure(entry, plan),
+        "processor_wait_percent": None
+        if (wait := read_processor_stall(entry.engine.pid)) is None
+        else wait.of_60_seconds,
         "slots": total,
         "slots_busy": busy,
         "requests": _since(held.requests, was.held.requests),

@@ -6,6 +6,7 @@ import shlex
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
@@ -17,7 +18,8 @@ from kimigguf.engines.llama_server import Address, port_problem
 from kimigguf.engines.passthrough import reason_against
 from kimigguf.engines.tls import CERTIFICATE_FLAG, speaks_tls
 from kimigguf.hardware.host import Host
-from kimigguf.hardware.snapshot import Machine
+from kimigguf.hardware.linux import parse_cpu_list
+from kimigguf.hardware.snapshot import Cpu, Machine
 from kimigguf.memory.flags import spelled
 from kimigguf.memory.layout import HOST
 from kimigguf.memory.ledger import Column
@@ -43,11 +45,13 @@ class LockLimit:
 class Surroundings:
     """What the system around a start says; None: it does not say.
 
-    ``configs`` are llama.cpp's own configuration files, as pairs of path and text.
+    ``processors`` are those that this process may run on; ``configs`` llama.cpp's own configuration files, as pairs of
+    path and text.
     """
 
     numa_balancing: str | None = None
     locks: LockLimit | None = None
+    processors: int | None = None
     configs: tuple[tuple[str, str], ...] = ()
 
 
@@ -62,6 +66,7 @@ def read_surroundings(environ: Mapping[str, str], host: Host | None = None) -> S
     return Surroundings(
         numa_balancing=host.text("proc/sys/kernel/numa_balancing"),
         locks=parse_locks(limits, status),
+        processors=parse_processors(status),
         configs=tuple((path, text) for path, text in found if text is not None),
     )
 
@@ -74,6 +79,12 @@ def parse_locks(limits: str | None, status: str | None) -> LockLimit | None:
     soft, hard = (None if text == "unlimited" else int(text) for text in found.groups())
     mask = re.search(r"^CapEff:\s*([0-9a-f]+)", status or "", re.MULTILINE)
     return LockLimit(soft_bytes=soft, hard_bytes=hard, exempt=mask is not None and bool(int(mask[1], 16) & _MAY_LOCK))
+
+
+def parse_processors(status: str | None) -> int | None:
+    """How many processors /proc/PID/status lets a process run on (``taskset``, a container's ``--cpuset-cpus``)."""
+    found = re.search(r"^Cpus_allowed_list:\s*([\d,-]+)$", status or "", re.MULTILINE)
+    return len(parse_cpu_list(found[1])) or None if found else None
 
 
 def preflight(
@@ -105,6 +116,7 @@ def preflight(
         check_swap(machine.ram.swap_total_bytes),
         *check_numa(machine.cpu.numa_nodes, around.numa_balancing),
         *check_spread(machine.cpu.numa_nodes, engine, argv),
+        *check_threads(machine.cpu, around.processors, engine, argv),
     )
 
 
@@ -324,5 +336,30 @@ def check_spread(nodes: int | None, engine: FoundEngine, argv: Sequence[str]) ->
             state=State.UNKNOWN,
             evidence=f"{nodes} nodes, and the engine's threads run where the kernel puts them",
             hint="add at the end: -- --numa distribute" if native else None,
+        ),
+    )
+
+
+def check_threads(cpu: Cpu, processors: int | None, engine: FoundEngine, argv: Sequence[str]) -> tuple[Check, ...]:
+    """Whether a container or ``taskset`` leaves the engine a processor for each of its threads.
+
+    llama.cpp starts one for every physical core that it sees, quota and affinity or not (``cpu_get_num_math``), and all
+    of them wait for each other after every operation.
+    """
+    allowed = min((n for n in (cpu.quota_cores, processors) if n is not None), default=None)
+    told = next((value for flag, value in pairwise(argv) if flag in {"-t", "--threads"} and value.isdecimal()), None)
+    threads = int(told) if told and int(told) else cpu.cores
+    if allowed is None or threads is None or threads <= allowed:
+        return ()
+    fewer = max(1, int(allowed))
+    return (
+        Check(
+            what="threads",
+            state=State.FAILED,
+            evidence=f"{threads} threads on {allowed:g} processors, which is all that this process may use: a thread "
+            "that has to wait for one holds up all the others, and tokens come many times slower",
+            hint=f"add at the end: -- --threads {fewer}"
+            if engine.kind in _NATIVE
+            else f"allow it more processors, or: --engine llama-server and at the end -- --threads {fewer}",
         ),
     )

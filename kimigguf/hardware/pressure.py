@@ -1,6 +1,6 @@
-"""How hard a Linux kernel fights for memory: its own clock of stalls (PSI), and the room that it has left.
+"""How hard a Linux kernel fights for memory and processors: its own clock of stalls (PSI), and the room that is left.
 
-Sources: the kernel's accounting/psi.rst and admin-guide/cgroup-v2.rst (memory.pressure, memory.events).
+Sources: the kernel's accounting/psi.rst and admin-guide/cgroup-v2.rst (memory.pressure, memory.events, cpu.pressure).
 """
 
 import re
@@ -15,7 +15,7 @@ from kimigguf.hardware.mounts import parse_mountinfo
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stall:
-    """Per cent of the last 10, 60 and 300 seconds in which work stood still for want of memory."""
+    """Per cent of the last 10, 60 and 300 seconds in which work stood still for want of something."""
 
     of_10_seconds: float
     of_60_seconds: float
@@ -44,10 +44,11 @@ class MemoryPressure:
     throttled: int | None = None
 
 
-def parse_stall(text: str | None) -> Stall | None:
+def parse_stall(text: str | None, *, of_some: bool = False) -> Stall | None:
     """The stalls in a pressure file: of all work at once (``full``) where the kernel counts it, else of some.
 
-    ``full`` is the time in which nothing got on, which is what a model server's user waits for.
+    ``full`` is the time in which nothing got on, which is what a model server's user waits for. ``of_some``: the time
+    in which some thread stood still, which is enough where the others wait for it.
     """
     found: dict[str, Stall] = {}
     for line in (text or "").splitlines():
@@ -59,28 +60,39 @@ def parse_stall(text: str | None) -> Stall | None:
         if match and all(0 <= average <= 100 for average in averages):  # noqa: PLR2004 -- per cent
             ten, sixty, most = averages
             found[match[1]] = Stall(of_10_seconds=ten, of_60_seconds=sixty, of_300_seconds=most)
-    return found.get("full") or found.get("some")
+    return found.get("some") if of_some else found.get("full") or found.get("some")
 
 
 def read_pressure(pid: int, host: Host | None = None) -> MemoryPressure:
     """How it stands with the memory of process ``pid``; empty where this system does not tell (no Linux)."""
     host = host or Host()
     cgroup, mount_text = host.text(f"proc/{pid}/cgroup"), host.text("proc/self/mountinfo")
-    mounts = parse_mountinfo(mount_text) if mount_text else ()
-    limited = find_hierarchy(cgroup, mounts, "memory") if cgroup else None
-    # With memory under v1 the kernel's clock of stalls is still in the v2 tree, if one is mounted beside it.
-    timed = find_hierarchy(cgroup, tuple(one for one in mounts if one.file_system == "cgroup2"), "") if cgroup else None
+    limited = find_hierarchy(cgroup, parse_mountinfo(mount_text or ""), "memory") if cgroup else None
     return MemoryPressure(
-        stall=_worst_stall(host, timed),
+        stall=next((stall for text in _stalls(pid, host, "memory") if (stall := parse_stall(text))), None),
         rooms=tuple(_rooms(host, limited)),
         throttled=_throttled(host, limited),
     )
 
 
-def _worst_stall(host: Host, hierarchy: Hierarchy | None) -> Stall | None:
-    folders = groups(host, hierarchy) if hierarchy else ()
-    own = next((stall for folder in folders if (stall := parse_stall(host.text(f"{folder}/memory.pressure")))), None)
-    return own or parse_stall(host.text("proc/pressure/memory"))
+def read_processor_stall(pid: int, host: Host | None = None) -> Stall | None:
+    """How much of the time some thread near ``pid`` was ready to run and had no processor; None: the kernel keeps none.
+
+    llama.cpp's threads wait for each other after every operation: one without a processor holds up all of them.
+    """
+    texts = _stalls(pid, host or Host(), "cpu")
+    return next((stall for text in texts if (stall := parse_stall(text, of_some=True))), None)
+
+
+def _stalls(pid: int, host: Host, what: str) -> Iterable[str | None]:
+    """The pressure files for a process: of its control group and those above, then the machine's."""
+    cgroup, mount_text = host.text(f"proc/{pid}/cgroup"), host.text("proc/self/mountinfo")
+    # With a controller under v1 the kernel's clock of stalls is still in the v2 tree, if one is mounted beside it.
+    mounts = tuple(one for one in parse_mountinfo(mount_text or "") if one.file_system == "cgroup2")
+    timed = find_hierarchy(cgroup, mounts, "") if cgroup else None
+    for folder in groups(host, timed) if timed else ():
+        yield host.text(f"{folder}/{what}.pressure")
+    yield host.text(f"proc/pressure/{what}")
 
 
 def _rooms(host: Host, hierarchy: Hierarchy | None) -> Iterable[Room]:

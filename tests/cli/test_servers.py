@@ -14,6 +14,7 @@ from fakes.processes import free_port
 from kimigguf.cli.app import App, run
 from kimigguf.cli.show import Show
 from kimigguf.engines.registry import Entry, ProcessId, entered, restarting
+from kimigguf.hardware.pressure import Stall
 from kimigguf.units import GIB
 
 
@@ -203,3 +204,23 @@ def test_a_living_server_that_tells_nothing_is_shown_with_what_is_unknown(
         ("total_bytes", "checkpoint_bytes", "prompt_cache_bytes", "unexplained_bytes")
     )
     assert server["resident_bytes"] > 0
+
+
+@pytest.mark.parametrize(("percent", "shown"), [(61.0, True), (3.0, False), (None, False)])
+def test_processors_that_others_use_are_shown(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    logs: Path,
+    percent: float | None,
+    *,
+    shown: bool,
+) -> None:
+    stall = None if percent is None else Stall(of_10_seconds=0, of_60_seconds=percent, of_300_seconds=0)
+    monkeypatch.setattr("kimigguf.engines.observe.read_processor_stall", lambda _pid: stall)
+    with entered(tmp_path / "kimigguf" / "servers", entry_of(os.getpid(), "busy", logs / "none")):
+        call(tmp_path, "status")
+        out = capsys.readouterr().out
+        call(tmp_path, "status", "--json")
+    assert ("contended: for 61 % of the last 60 s" in out) is shown
+    assert json.loads(capsys.readouterr().out)["servers"][0]["processor_wait_percent"] == percent

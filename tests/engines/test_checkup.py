@@ -12,6 +12,7 @@ from kimigguf.engines.checkup import (
     examine_memory,
     examine_numa,
     examine_numbers,
+    examine_processors,
     examine_turns,
 )
 from kimigguf.engines.doctor import Severity
@@ -105,6 +106,13 @@ def test_a_server_that_hangs_or_is_watched_by_nobody_is_found() -> None:
     found = [finding for life in Life for finding in examine_life(life, "k3")]
     assert [finding.code for finding in found] == ["hung", "orphaned"]
     assert all("kimigguf restart --name k3" in finding.hint for finding in found)  # another may run
+
+
+@pytest.mark.parametrize(("percent", "codes"), [(None, []), (2.0, []), (61.2, ["contended-processors"])])
+def test_processors_that_others_use_are_found(percent: float | None, codes: list[str]) -> None:
+    found = list(examine_processors({"processor_wait_percent": percent}))
+    assert [finding.code for finding in found] == codes
+    assert all("61 % of the last 60 s" in finding.evidence for finding in found)
 
 
 def seen(*, state: str = "passed", unexplained: int | None = 0, own: int = 4 * GIB) -> dict[str, Any]:

@@ -24,11 +24,14 @@ from kimigguf.engines.preflight import (
     check_plan,
     check_spread,
     check_swap,
+    check_threads,
     judge_log_room,
     parse_locks,
+    parse_processors,
     read_surroundings,
 )
 from kimigguf.hardware.host import Host
+from kimigguf.hardware.snapshot import Cpu
 from kimigguf.memory.ledger import Column, Component, Ledger, Row, Source
 from kimigguf.placement.plan import Plan
 from kimigguf.units import GIB, MIB
@@ -237,6 +240,63 @@ def test_threads_on_two_nodes_are_unknown_until_the_engine_is_told() -> None:
     assert (check.state, check.hint) == (State.UNKNOWN, "add at the end: -- --numa distribute")
     assert check_spread(2, engine(), ("llama-server", "--numa", "distribute"))[0].state is State.PASSED
     assert check_spread(2, engine(kind=EngineKind.EMBEDDED), ())[0].hint is None
+
+
+@pytest.mark.parametrize(
+    ("quota", "processors", "argv", "threads", "fewer"),
+    [
+        (8.0, 64, (), 32, 8),  # docker run --cpus 8
+        (None, 4, (), 32, 4),  # taskset, --cpuset-cpus
+        (1.5, 64, ("--threads", "2"), 2, 1),
+        (0.5, None, ("-t", "4"), 4, 1),
+        (8.0, 64, ("--threads", "-1"), 32, 8),
+    ],
+)
+def test_more_threads_than_processors_that_a_container_leaves(
+    quota: float | None, processors: int | None, argv: tuple[str, ...], threads: int, fewer: int
+) -> None:
+    cpu = Cpu(cores=32, threads=64, quota_cores=quota)
+    (check,) = check_threads(cpu, processors, engine(), argv)
+    assert check.state is State.FAILED
+    assert not check.blocks
+    assert check.evidence.startswith(f"{threads} threads on ")
+    assert check.hint == f"add at the end: -- --threads {fewer}"
+    embedded = check_threads(cpu, processors, engine(kind=EngineKind.EMBEDDED), argv)[0].hint
+    assert embedded is not None
+    assert f"--engine llama-server and at the end -- --threads {fewer}" in embedded
+
+
+@pytest.mark.parametrize(
+    ("cpu", "processors", "argv"),
+    [
+        (Cpu(cores=32, threads=64), 64, ()),
+        (Cpu(cores=32, threads=64, quota_cores=32.0), None, ()),
+        (Cpu(cores=32, threads=64, quota_cores=8.0), 64, ("--threads", "8")),
+        (Cpu(), None, ()),
+        (Cpu(quota_cores=8.0), None, ()),  # how many cores there are is unknown
+    ],
+)
+def test_as_many_threads_as_processors_are_nothing_to_speak_of(
+    cpu: Cpu, processors: int | None, argv: tuple[str, ...]
+) -> None:
+    assert check_threads(cpu, processors, engine(), argv) == ()
+
+
+@pytest.mark.parametrize(
+    ("status", "count"),
+    [
+        ("Cpus_allowed:\tff\nCpus_allowed_list:\t0-3,8,10-11\n", 7),
+        ("Cpus_allowed_list:\t5\n", 1),
+        ("Name:\tcat\n", None),
+        (None, None),
+    ],
+)
+def test_the_processors_that_a_process_may_use_are_counted(status: str | None, count: int | None) -> None:
+    assert parse_processors(status) == count
+
+
+def test_this_process_may_use_the_processors_that_the_kernel_says() -> None:
+    assert read_surroundings({}).processors == len(os.sched_getaffinity(0))
 
 
 @pytest.mark.native

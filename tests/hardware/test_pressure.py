@@ -10,7 +10,7 @@ import pytest
 from fakes.processes import until
 
 from kimigguf.hardware.host import Host
-from kimigguf.hardware.pressure import MemoryPressure, Room, Stall, parse_stall, read_pressure
+from kimigguf.hardware.pressure import MemoryPressure, Room, Stall, parse_stall, read_pressure, read_processor_stall
 from kimigguf.units import GIB, MIB
 
 SQUEEZED = (
@@ -40,6 +40,23 @@ MOUNTS_V1 = (
 def test_the_time_in_which_nothing_got_on_is_read(text: str | None, percent: float | None) -> None:
     stall = parse_stall(text)
     assert (stall.of_60_seconds if stall else None) == percent
+
+
+def test_a_thread_without_a_processor_counts_although_others_run(tmp_path: Path) -> None:
+    group = "sys/fs/cgroup/kimi.service"
+    files = {
+        "proc/7/cgroup": "0::/kimi.service\n",
+        "proc/self/mountinfo": MOUNT_V2,
+        "proc/pressure/cpu": "some avg10=1.00 avg60=1.00 avg300=0.00 total=0\n"
+        "full avg10=0.00 avg60=0.00 avg300=0.00 total=0\n",
+    }
+    assert read_processor_stall(7, machine(tmp_path, files)) == Stall(
+        of_10_seconds=1.0, of_60_seconds=1.0, of_300_seconds=0.0
+    )
+    own = read_processor_stall(7, machine(tmp_path, {f"{group}/cpu.pressure": SQUEEZED}))
+    assert own is not None
+    assert own.of_60_seconds == 18.25
+    assert read_processor_stall(7, Host(root=tmp_path / "nothing")) is None
 
 
 def machine(root: Path, files: dict[str, str]) -> Host:
