@@ -12,7 +12,7 @@ def write_whole(path: Path, data: bytes, *, mode: int = 0o644) -> None:
     Raises:
         OSError: The disk is full, or the folder is missing or not writable.
     """
-    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
+    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=".new-")
     part = Path(name)
     try:
         with os.fdopen(descriptor, "wb") as stream:
@@ -25,7 +25,8 @@ def write_whole(path: Path, data: bytes, *, mode: int = 0o644) -> None:
         with contextlib.suppress(OSError):
             part.unlink()
         raise
-    sync_folder(path.parent)
+    with contextlib.suppress(OSError):  # the file is in its place; not every file system syncs folders
+        sync_folder(path.parent)
 
 
 def sync_folder(folder: Path) -> None:

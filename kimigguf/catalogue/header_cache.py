@@ -52,7 +52,7 @@ class HeaderCache:
 
         with contextlib.suppress(OSError):
             self.folder.mkdir(parents=True, exist_ok=True)
-            write_whole(self._listing(remote.quant), TypeAdapter(RemoteSet).dump_json(remote, indent=1))
+            write_whole(self._listing(remote.quant), TypeAdapter(RemoteSet).dump_json(remote, indent=1), mode=0o600)
 
     def _listing(self, quant: str) -> Path:
         return self.folder / f"{_plain(quant)}.json"
@@ -79,7 +79,7 @@ class HeaderCache:
         path = self.header_path(file)
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            write_whole(path, data + hashlib.sha256(data).digest())
+            write_whole(path, data + hashlib.sha256(data).digest(), mode=0o600)
         except OSError as error:
             raise MachineError(
                 f"cannot keep the header of {file.name} in {self.folder}",

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 @click.option("--max-tokens", type=click.IntRange(min=1), help="Bound of an answer with its thinking.")
 @click.option("--temperature", type=click.FloatRange(0, 2), help="Sent to both; each one's own if not given.")
 @click.option("--parallel", type=click.IntRange(1, 64), default=1, show_default=True,
-              help="Questions at once per arm; arms that this machine answers take turns.")  # fmt: skip
+              help="Questions at once per arm; arms at loopback addresses take turns.")  # fmt: skip
 @click.option("--timeout", "timeout_seconds", type=click.FloatRange(min=0.1), default=600.0, show_default=True,
               help="Seconds of silence that end a call.")  # fmt: skip
 @click.option(

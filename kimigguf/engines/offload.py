@@ -25,8 +25,8 @@ class Override:
     device: int | None
 
 
-_NOT_PIPELINED: Final = Override(pattern=r"^token_embd\.weight$", device=HOST)
-"""It leaves the embedding where it is. llama.cpp has no flag against pipelining, but stops at any rule for a tensor."""
+_NOT_PIPELINED: Final = Override(pattern="^pipelining-off$", device=HOST)
+"""It names no tensor. llama.cpp has no flag against pipelining, and does without where there is a rule for tensors."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

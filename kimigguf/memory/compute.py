@@ -16,6 +16,11 @@ Buffers: TypeAlias = tuple[int, ...]
 """Bytes per device and, last, of the host."""
 
 
+def is_known(spec: ModelSpec) -> bool:
+    """Whether the compute buffers of such a model can be told."""
+    return spec.architecture == ARCHITECTURE
+
+
 def compute_bytes(spec: ModelSpec, settings: Settings, layout: Layout) -> Buffers | None:
     """Bytes of each device's and, last, the host's compute buffer; None for an architecture whose graph is not known.
 
@@ -24,7 +29,7 @@ def compute_bytes(spec: ModelSpec, settings: Settings, layout: Layout) -> Buffer
     Raises:
         IntegrityError: ``missing-key`` for a K3 header that lacks dimensions.
     """
-    if spec.architecture != ARCHITECTURE:
+    if not is_known(spec):
         return None
     if settings.offload_operations:
         return _counted(_sizes(spec), _deciding(settings), layout, {w.name: w.size_bytes for w in spec.weights})

@@ -96,6 +96,23 @@ def pack(elements: Sequence[Element], capacities: Sequence[int]) -> Packing:
     return max((_spill(elements, capacities, packing) for packing in (near, far)), key=lambda p: p.worth(elements))
 
 
+def stretched(elements: Sequence[Element], capacities: Sequence[int], packing: Packing, device: int) -> Packing | None:
+    """One trunk fewer on the host: ``device`` takes one more, and runs before it begin and end one earlier.
+
+    None where no trunk is on the host, or the device has no room for the one that comes to it.
+    """
+    first = packing.device.count(None)
+    # Where a device has no run, it would begin where the next one's does.
+    starts = [next((i for i, d in enumerate(packing.device) if d is not None and d >= n), len(elements))
+              for n in range(len(capacities))]  # fmt: skip
+    if first == 0 or elements[starts[device] - 1].trunk_bytes > capacities[device] - packing.used_bytes(
+        elements, device
+    ):
+        return None
+    ends = [start - 1 if number <= device else start for number, start in enumerate(starts)][1:]
+    return _fill(elements, capacities, first - 1, [*ends, len(elements)])
+
+
 def _first_on_device(elements: Sequence[Element], capacities: Sequence[int]) -> int:
     """How many trunks must stay on the host: each device, from the last to the first, takes all that it can."""
     index = len(elements)

@@ -10,14 +10,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from kimigguf.memory.compute import is_pipelined
+from kimigguf.memory.compute import is_known, is_pipelined
 from kimigguf.memory.layout import HOST, LayerPlace, Layout
 from kimigguf.memory.ledger import Component, Ledger, ledger
 from kimigguf.memory.model import Layer, LayerKind, ModelSpec, Part
 from kimigguf.memory.settings import Settings
 from kimigguf.placement.budget import Budget
 from kimigguf.placement.give_way import lower
-from kimigguf.placement.pack import Element, Packing, pack
+from kimigguf.placement.pack import Element, Packing, pack, stretched
 from kimigguf.units import MIB, memory
 
 _ROUNDS: Final = 12
@@ -220,7 +220,10 @@ class _Table:
             packing = pack(elements, room)
             if not packing.holds_all:
                 break
-            counted = self._counted(settings, packing, elements, self._layout(packing))
+            layout = self._layout(packing)
+            if len(layout.devices) > 1 and not is_pipelined(settings, layout):
+                break  # experts apart from their trunk, for want of room for copies that are then not made
+            counted = self._counted(settings, packing, elements, layout)
             if counted.fits(capacities):
                 return counted.placed
             reserve = counted.reserve(reserve)
@@ -238,10 +241,7 @@ class _Table:
             packing = pack(elements, _less(capacities, reserve))
             if best is not None and _rank(packing, elements) <= _rank(best.packing, elements):
                 break  # nothing is to be gained from counting this one, which costs more than packing it
-            layout = self._layout(packing)
-            if is_pipelined(settings, layout):
-                layout = replace(layout, overridden=True)
-            counted = self._counted(settings, packing, elements, layout)
+            counted = self._counted(settings, packing, elements, self._unpipelined(settings, self._layout(packing)))
             if counted.fits(capacities):
                 best, misses = counted, 0
                 # Another split may get by with smaller buffers; it is counted before it is believed.
@@ -254,7 +254,28 @@ class _Table:
             if misses > _PATIENCE:
                 # Runs of odd lengths chase each other's buffers: the largest seen anywhere is enough everywhere.
                 reserve = [max(reserve)] * len(reserve)
-        return None if best is None or not any(device is not None for device in best.packing.device) else best.placed
+        if best is None or not any(device is not None for device in best.packing.device):
+            return None
+        return self._stretched(settings, elements, capacities, best).placed
+
+    def _stretched(
+        self, settings: Settings, elements: Sequence[Element], capacities: Sequence[int], best: _Counted
+    ) -> _Counted:
+        """The same with trunks that the search, which moves by whole reserves, has left on the host for nothing."""
+        tried: _Counted | None = best
+        while tried is not None:
+            best, tried = tried, None
+            room = _less(capacities, best.overhead)
+            left = [space - used for space, used in zip(room, best.used, strict=True)]
+            for device in sorted(range(len(room)), key=lambda d: -left[d]):
+                packing = stretched(elements, room, best.packing, device)
+                if packing is None:
+                    continue
+                counted = self._counted(settings, packing, elements, self._layout(packing))
+                if counted.fits(capacities):
+                    tried = counted
+                    break
+        return best
 
     def _counted(self, settings: Settings, packing: Packing, elements: Sequence[Element], layout: Layout) -> "_Counted":
         placed = self._count(settings, layout)
@@ -267,6 +288,10 @@ class _Table:
             shared=tuple(packing.shared_bytes(elements, device) for device in devices),
             overhead=tuple(_overhead_bytes(placed, device, used[device]) for device in devices),
         )
+
+    def _unpipelined(self, settings: Settings, layout: Layout) -> Layout:
+        """The layout with pipelining switched off where it is on, and where that changes what is known to be needed."""
+        return replace(layout, overridden=True) if is_known(self.spec) and is_pipelined(settings, layout) else layout
 
     def _layout(self, packing: Packing) -> Layout:
         places: list[LayerPlace] = []

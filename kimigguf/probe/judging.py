@@ -10,7 +10,7 @@ from kimigguf.events import Listener, Notice
 from kimigguf.probe.calls import Call
 from kimigguf.probe.client import Asker, Settings
 from kimigguf.probe.judge import Judged, Opinion, ask_judge, judged, most_usd, rubrics
-from kimigguf.probe.references import Purse, Reference, find_reference, prices_within
+from kimigguf.probe.references import SPENT_ON_JUDGE, Purse, Reference, find_reference, prices_within
 from kimigguf.probe.suites import Suite
 
 
@@ -67,13 +67,15 @@ def judge_calls(
     environ: Mapping[str, str],
     *,
     tolerance: float,
-    left_usd: float | None,
+    budget_usd: float | None,
     folder: Path | None,
     parallel: int,
     timeout_seconds: float,
     listen: Listener,
 ) -> tuple[Judged, tuple[Opinion, ...]]:
-    """Ask the judge about the calls of a run; ``left_usd`` is what is left of the budget, None where there is none.
+    """Ask the judge about the calls of a run.
+
+    ``budget_usd`` is what all asking of the judge may cost, None: from here on, the most that was agreed to.
 
     Returns:
         What the opinions come to, and the opinions.
@@ -84,8 +86,10 @@ def judge_calls(
         MachineError: ``cannot-write``.
     """
     known = judging.known
-    record = None if folder is None else folder / "spent-on-judge.json"
-    purse = None if known.prices is None else Purse(known.prices, left_usd, record=record)
+    record = None if folder is None else folder / SPENT_ON_JUDGE
+    purse = None if known.prices is None else Purse(known.prices, budget_usd, record=record)
+    if purse is not None and judging.most_usd is not None:
+        purse.hold_to(judging.most_usd)
     settings = Settings(timeout_seconds=timeout_seconds)
     with closing(Asker("judge", known.url, environ, settings, key_variable=known.key_variable, purse=purse)) as asker:
         if asker.warning:

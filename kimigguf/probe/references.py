@@ -5,7 +5,7 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
+from typing import Final, TypeAlias
 from urllib.parse import urlsplit
 
 from kimigguf import profile_files
@@ -174,10 +174,11 @@ class Purse:
     def __init__(self, prices: Prices, budget_usd: float | None, *, record: Path | None = None) -> None:
         """Raises UsageError (``bad-run``) where ``record`` is none."""
         self.prices = prices
-        self.spent_usd = _spent_before(record)
+        self.spent_usd = spent_before(record)
         self._budget = budget_usd
         self._aside = 0.0
         self._record = record
+        self._problem: MachineError | None = None
         self._lock = threading.Lock()
 
     def hold_to(self, usd: float) -> None:
@@ -185,38 +186,62 @@ class Purse:
         self._budget = self.spent_usd + usd if self._budget is None else self._budget
 
     def set_aside(self, usd: float) -> bool:
-        """Keep the most that a call may cost; false where the budget does not hold it any more."""
+        """Keep the most that a call may cost; false where the budget does not hold it any more.
+
+        Raises:
+            MachineError: ``cannot-write`` where what was spent before could not be written down: then no more is spent.
+        """
         with self._lock:
+            if self._problem is not None:
+                raise self._problem
             if self._budget is not None and self.spent_usd + self._aside + usd > self._budget:
                 return False
             self._aside += usd
-            self._write()
+            self._problem = self._written()
+            if self._problem is not None:
+                self._aside -= usd
+                raise self._problem
             return True
 
     def settle(self, aside_usd: float, cost_usd: float | None) -> None:
-        """Replace what was set aside by what the call cost; None (no count came back) counts as all of it."""
+        """Replace what was set aside by what the call cost; None (no count came back) counts as all of it.
+
+        Never raises: there may be a reply, which has been paid for.
+        """
         with self._lock:
             self._aside -= aside_usd
             self.spent_usd += aside_usd if cost_usd is None else cost_usd
-            self._write()
+            self._problem = self._written()
 
-    def _write(self) -> None:
+    def _written(self) -> MachineError | None:
         if self._record is None:
-            return
+            return None
         try:
             write_whole(self._record, json.dumps({"spent_usd": self.spent_usd, "under_way_usd": self._aside}).encode())
         except OSError as error:
-            raise MachineError(
+            return MachineError(
                 "what was spent cannot be written down", code="cannot-write", cause=error.strerror, hint="df -h ."
-            ) from error
+            )
+        return None
 
 
-def _spent_before(record: Path | None) -> float:
-    if record is None or not record.exists():
+SPENT: Final = "spent.json"
+SPENT_ON_JUDGE: Final = "spent-on-judge.json"
+
+
+def spent_before(record: Path | None) -> float:
+    """US dollars in the record of a purse, what was under way included.
+
+    Raises:
+        UsageError: ``bad-run`` where it is none.
+    """
+    if record is None:
         return 0.0
     try:
         found = json.loads(record.read_bytes())
         return float(found["spent_usd"]) + float(found["under_way_usd"])
+    except FileNotFoundError:
+        return 0.0
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UsageError(
             f"{record} is no record of this program", code="bad-run", hint="choose another --out DIR"

@@ -40,7 +40,7 @@ class Side:
 
     @property
     def is_here(self) -> bool:
-        """Whether this machine answers."""
+        """Whether it is this machine that answers, as far as an address can tell."""
         return is_loopback(urlsplit(self.endpoint.url).hostname or "")
 
 

@@ -22,6 +22,8 @@ from kimigguf.probe.judging import Judging, judge_calls, prepare
 from kimigguf.probe.logprobs import TokenLevel
 from kimigguf.probe.page import page
 from kimigguf.probe.references import (
+    SPENT,
+    SPENT_ON_JUDGE,
     Agree,
     Purse,
     Reference,
@@ -31,6 +33,7 @@ from kimigguf.probe.references import (
     find_reference,
     most_usd,
     prices_within,
+    spent_before,
 )
 from kimigguf.probe.report import record
 from kimigguf.probe.run import Side, jobs, open_store, reference_calls, run, write_reports
@@ -179,7 +182,7 @@ def _opinion(
         calls,
         environ,
         tolerance=request.tolerance,
-        left_usd=judging.most_usd if budget is None else max(0.0, budget - spent_usd),
+        budget_usd=None if budget is None else max(0.0, budget - spent_usd),
         folder=request.out,
         parallel=request.parallel,
         timeout_seconds=request.timeout_seconds,
@@ -241,7 +244,12 @@ def _purse(request: Request, known: Reference, suite: Suite) -> Purse | None:
             code="no-token-bound",
             hint="--max-tokens 4096",
         )
-    return Purse(prices, request.budget_usd, record=None if request.out is None else request.out / "spent.json")
+    if request.out is None:
+        return Purse(prices, request.budget_usd)
+    budget = request.budget_usd
+    if budget is not None:  # one budget for both: the judge of an earlier run has had its part
+        budget = max(0.0, budget - spent_before(request.out / SPENT_ON_JUDGE))
+    return Purse(prices, budget, record=request.out / SPENT)
 
 
 def _described(request: Request, suite: Suite, left: Endpoint, right: Endpoint, server: Limits) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 import re
 import struct
+from dataclasses import replace
 
 import pytest
 from fakes.plans import make_layout
@@ -107,3 +108,21 @@ def test_a_trunk_that_llama_cpp_cannot_place_is_refused(trunk: list[int | None])
 def test_a_layout_that_names_a_device_it_lacks_is_refused() -> None:
     with pytest.raises(UsageError, match="does not list"):
         offload(make_layout([0, 3], head=0, devices=2))
+
+
+def test_pipelining_is_switched_off_by_a_rule_that_names_no_tensor() -> None:
+    """Not by one for the embedding: where the head is tied to it, llama.cpp would take the head along."""
+    trunk: list[int | None] = [0, 0, 0, 1, 1, 1]
+    whole = make_layout(trunk, head=1, devices=2)
+    assert offload(whole).overrides == ()
+    (rule,) = offload(replace(whole, overridden=True)).overrides
+    names = [
+        "token_embd.weight",
+        "output.weight",
+        "output_norm.weight",
+        "blk.0.attn_q.weight",
+        "blk.5.ffn_up_exps.weight",
+    ]
+    assert not any(re.search(rule.pattern, name) for name in names)
+    apart = make_layout([0] * 6, experts=[HOST] * 6, head=0, devices=1)
+    assert offload(replace(apart, overridden=True)) == offload(apart)  # it has rules of its own

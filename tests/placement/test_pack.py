@@ -5,7 +5,7 @@ from itertools import combinations_with_replacement, pairwise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kimigguf.placement.pack import Element, Packing, _fill, pack
+from kimigguf.placement.pack import Element, Packing, _fill, pack, stretched
 
 elements_lists = st.lists(
     st.builds(
@@ -121,3 +121,23 @@ def test_experts_lie_with_their_trunk_where_that_loses_nothing() -> None:
 def test_no_device_leaves_everything_on_the_host() -> None:
     elements = [Element(trunk_bytes=10, experts=(30, 30))]
     assert pack(elements, []) == Packing(device=(None,), experts=((None, None),))
+
+
+@settings(max_examples=100, deadline=None)
+@given(elements_lists, capacity_lists.filter(bool), st.data())
+def test_a_stretched_packing_has_one_trunk_fewer_on_the_host(
+    elements: list[Element], capacities: list[int], data: st.DataObject
+) -> None:
+    packing = pack(elements, capacities)
+    roomier = [capacity + 40 for capacity in capacities]
+    device = data.draw(st.integers(0, len(capacities) - 1))
+    more = stretched(elements, roomier, packing, device)
+    if packing.device.count(None) == 0:
+        assert more is None
+    elif more is not None:
+        assert more.device.count(None) == packing.device.count(None) - 1
+        ranks = [-1 if place is None else place for place in more.device]
+        assert ranks == sorted(ranks)
+        counts = [[p.device.count(number) for number in range(len(capacities))] for p in (packing, more)]
+        grown = [after - before for before, after in zip(*counts, strict=True)]
+        assert grown == [int(number == device) for number in range(len(capacities))]

@@ -2,6 +2,7 @@
 
 import random
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -53,8 +54,8 @@ def cheap_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kimigguf.memory.ledger.compute_bytes", rough_buffers)
 
 
-def budget_of(ram_gib: float, devices_gib: list[int], kind: MemoryKind = MemoryKind.DISCRETE) -> Budget:
-    accelerators = tuple(Accelerator(name="GPU", memory_kind=kind, total_bytes=size * GIB) for size in devices_gib)
+def budget_of(ram_gib: float, devices_gib: Sequence[float], kind: MemoryKind = MemoryKind.DISCRETE) -> Budget:
+    accelerators = tuple(Accelerator(name="GPU", memory_kind=kind, total_bytes=int(size * GIB)) for size in devices_gib)
     machine = Machine(name="m", source="test", ram=Ram(total_bytes=int(ram_gib * GIB)), accelerators=accelerators)
     return budget(machine)
 
@@ -181,6 +182,42 @@ def test_all_of_it_is_on_devices_wherever_it_fits_without_the_copies_of_pipelini
     roomy = place(SPECS["UD-IQ1_S"], budget_of(3000, [180] * 7), wanted)
     assert isinstance(roomy, Placed)
     assert is_pipelined(roomy.settings, roomy.layout)
+
+
+def test_what_fits_only_without_pipelining_scatters_no_experts() -> None:
+    """Room that is kept for copies which are then not made would leave gaps, and gaps take other layers' tensors."""
+    have = budget_of(4096, [86.1, 229.5, 157.4, 261.3])
+    answer = place(SPECS["UD-IQ1_S"], have, Settings(context_tokens=1048576, ubatch_tokens=4096, batch_tokens=4096))
+    assert isinstance(answer, Placed)
+    check(SPECS["UD-IQ1_S"], have, answer)
+    assert (host_trunks(answer), host_expert_bytes(answer)) == (0, 0)
+    assert layers_with_experts_on_another_device(answer, SPECS["UD-IQ1_S"]) == 0
+
+
+def test_where_nobody_knows_the_buffers_pipelining_is_left_alone() -> None:
+    spec = replace(SPECS["UD-IQ1_S"], architecture="some-other-moe")
+    answer = place(spec, budget_of(1024, [400, 400]), Settings())
+    assert isinstance(answer, Placed)
+    assert host_expert_bytes(answer) == 0
+    assert answer.layout.overridden is None
+
+
+@pytest.mark.parametrize(
+    ("devices", "wanted", "on_host"),
+    [
+        ([31.13, 16.83], Settings(context_tokens=262144, ubatch_tokens=4096, batch_tokens=4096), 44),
+        ([17.59, 44.95], Settings(context_tokens=262144, ubatch_tokens=4096, batch_tokens=4096, slots=2), 19),
+    ],
+)
+def test_no_trunk_is_left_on_the_host_for_which_a_device_has_room(
+    devices: list[float], wanted: Settings, on_host: int
+) -> None:
+    """Fewer were tried by hand, with every cut: none fits."""
+    have = budget_of(4096, devices)
+    answer = place(SPECS["UD-IQ1_S"], have, wanted)
+    assert isinstance(answer, Placed)
+    check(SPECS["UD-IQ1_S"], have, answer)
+    assert host_trunks(answer) == on_host
 
 
 @pytest.mark.usefixtures("cheap_buffers")

@@ -14,7 +14,7 @@ from fakes.openai_endpoint import Refuse, Say, serve
 from kimigguf.cli.app import App
 from kimigguf.cli.app import run as command
 from kimigguf.cli.show import Show
-from kimigguf.errors import ExitCode, NetworkError, UsageError
+from kimigguf.errors import ExitCode, MachineError, NetworkError, UsageError
 from kimigguf.events import ignore
 from kimigguf.probe.calls import Arm, Call, Reply
 from kimigguf.probe.client import Asker, Endpoint, Settings
@@ -32,7 +32,7 @@ from kimigguf.probe.judge import (
     rubrics,
     sentence,
 )
-from kimigguf.probe.references import Prices
+from kimigguf.probe.references import SPENT_ON_JUDGE, Prices
 from kimigguf.probe.score import score
 from kimigguf.probe.session import Request, probe
 from kimigguf.probe.suites import Item, Number, Rubric, Suite
@@ -278,3 +278,58 @@ def test_rubrics_without_a_judge_are_told_and_a_judge_without_rubrics_is_not_ask
         request = replace(request, suite=str(sums), judge="http://127.0.0.1:1")
         found = probe(request, {}, agree=lambda *_: False, listen=lambda event: said.append(str(event)))
     assert any("the judge is not asked" in text for text in said)
+
+
+def test_a_run_that_goes_on_after_its_judge_was_paid_holds_the_budget_of_both(tmp_path: Path) -> None:
+    def long(_body: dict[str, Any], _number: int) -> Say:
+        return Say(content=" ".join(["x"] * 60))
+
+    def tie(_body: dict[str, Any], _number: int) -> Say:
+        return Say(content=" ".join(["word"] * 1000) + "\nVERDICT: TIE")
+
+    with serve(long) as candidate, serve(long) as reference, serve(tie) as judge:
+        priced(tmp_path, judge)
+        environ = priced(tmp_path, reference, "own")
+        request = Request(candidate=candidate.url, reference="own", judge="paid", budget_usd=7.0, max_tokens=64,
+                          suite=letters(tmp_path, 6), out=tmp_path / "out")  # fmt: skip
+        first = probe(request, environ, agree=lambda *_: False, listen=ignore).answer
+        assert first["judged"]["spent_usd"] > 2
+        again = probe(replace(request, repeats=9), environ, agree=lambda *_: False, listen=ignore).answer
+    assert again["cost"]["spent_usd"] > first["cost"]["spent_usd"]
+    assert again["cost"]["spent_usd"] + again["judged"]["spent_usd"] <= 7.0
+
+
+def test_a_judge_is_asked_again_after_a_kill_where_that_was_agreed_to_anew(tmp_path: Path) -> None:
+    with (
+        serve(lambda _b, _n: Say(content="rude")) as candidate,
+        serve(lambda _b, _n: Say(content="kind")) as reference,
+        serve(fair) as judge,
+    ):
+        environ = priced(tmp_path, judge)
+        out = tmp_path / "out"
+        out.mkdir()
+        (out / SPENT_ON_JUDGE).write_text(json.dumps({"spent_usd": 0.0, "under_way_usd": 16.384}))
+        request = Request(candidate=candidate.url, reference=reference.url, judge="paid", max_tokens=64,
+                          suite=letters(tmp_path, 1), out=out)  # fmt: skip
+        found = probe(request, environ, agree=lambda *_: True, listen=ignore)
+        assert len(judge.bodies) == 4
+    assert found.answer["judged"]["worse"] == 1
+
+
+def test_a_reply_is_kept_where_what_it_cost_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(path: Path, data: bytes) -> None:
+        if data.endswith(b'"under_way_usd": 0.0}'):
+            raise OSError(122, "Disk quota exceeded")
+        path.write_bytes(data)
+
+    monkeypatch.setattr("kimigguf.probe.references.write_whole", full)
+    suite = tmp_path / "sums.jsonl"
+    suite.write_text(json.dumps({"id": "a", "prompt": "2+2?", "check": {"kind": "number", "value": 4}}))
+    with serve(lambda _b, _n: Say(content="4")) as candidate, serve(lambda _b, _n: Say(content="4")) as reference:
+        environ = priced(tmp_path, reference, "own")
+        request = Request(candidate=candidate.url, reference="own", budget_usd=5.0, suite=str(suite), max_tokens=10,
+                          out=tmp_path / "out")  # fmt: skip
+        with pytest.raises(MachineError, match="what was spent cannot be written down"):
+            probe(request, environ, agree=lambda *_: False, listen=ignore)
+        assert len(reference.bodies) == 1  # nothing more was spent
+    assert '"reference"' in (tmp_path / "out" / "calls.jsonl").read_text()
