@@ -65,7 +65,13 @@ def _split(answer: "Answer") -> str:
             " where a token reads only those it is routed to. They are not repacked, so the system may drop"
             " their pages and read them again from the file."
         )
-    return text + "All experts have room there too, so nothing but the token embedding is read from RAM."
+    text += "All experts have room there too, so nothing but the token embedding is read from RAM."
+    if len(layout.devices) > 1 and layout.is_overridden:
+        text += (
+            " llama.cpp would overlap batches over the accelerators (pipelining) and keep four copies of what passes"
+            " between them; there is no room for those, and a rule with --override-tensor switches it off."
+        )
+    return text
 
 
 def _context(answer: "Answer") -> str:

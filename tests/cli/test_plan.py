@@ -432,3 +432,20 @@ def test_verify_agrees_with_the_real_engine_for_k3_at_its_true_size(
 def test_help_shows_an_example(environ: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
     assert plan(environ, "--help") == 0
     assert "kimigguf plan UD-IQ1_M" in capsys.readouterr().out
+
+
+def test_a_split_that_has_no_room_for_pipelining_says_what_switches_it_off(
+    environ: dict[str, str], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "machines").mkdir()
+    gpu = '[[accelerators]]\nname = "GPU"\nmemory_kind = "discrete"\ntotal_bytes = {}\n'
+    cards = "".join(gpu.format(size * GIB) for size in (40, 40, 48, 48, 96, 180, 180))
+    (tmp_path / "machines" / "seven.toml").write_text(
+        f'name = "seven"\nsource = "a test"\n[ram]\ntotal_bytes = {1 << 40}\n{cards}'
+    )
+    sizes = ("--context", "262144", "--ubatch", "4096")
+    environ["KIMIGGUF_PROFILES"] = str(tmp_path)
+    assert plan(environ, "UD-IQ1_S", "--machine", "seven", "--explain", *sizes) == 0
+    out = capsys.readouterr().out
+    assert "pipelining" in " ".join(out.split())
+    assert "'^pipelining-off$=CPU'" in out
