@@ -21,11 +21,11 @@ _SIZE: Final = re.compile(r"\s*(\d{1,20}(?:\.\d{1,9})?)\s*([A-Za-z]{0,3})\s*")
 
 
 def parse_size(text: str) -> int:
-    """Bytes meant by ``text``, such as ``900GB``, ``838.2 GiB`` or ``1024`` (bytes).
+    """Bytes meant by ``text``, such as ``900GB``, ``838.2 GiB`` or ``1073741824`` (bytes).
 
     Raises:
-        UsageError: ``ambiguous-size`` for ``900G`` (both 900GB and 900GiB are in use and differ by 7 %),
-            ``bad-size`` for anything else that is no size.
+        UsageError: ``ambiguous-size`` for ``900G`` (both 900GB and 900GiB are in use and differ by 7 %) and for
+            ``900``, ``bad-size`` for anything else that is no size.
     """
     match = _SIZE.fullmatch(text)
     number, unit = (match[1], match[2].lower()) if match else ("", "?")
@@ -40,6 +40,12 @@ def parse_size(text: str) -> int:
     if factor is None:
         raise UsageError(f"{text!r} is no size", code="bad-size", hint="write for example 768GiB, 900GB or 1.5TiB")
     whole, _, fraction = number.partition(".")
+    if unit == "" and (fraction or 0 < int(whole) < MIB):
+        raise UsageError(
+            f"the size {text.strip()!r} has no unit, and so few bytes can hardly be meant",
+            code="ambiguous-size",
+            hint=f"write {number}GiB, or {number}B if it is bytes",
+        )
     # Integer arithmetic: a float would lose bytes above 2^53.
     return int(whole) * factor + (int(fraction) * factor // 10 ** len(fraction) if fraction else 0)
 

@@ -12,7 +12,7 @@ from kimigguf.errors import UsageError
     ("text", "size_bytes"),
     [
         ("0", 0),
-        ("1024", 1024),
+        ("1073741824", 2**30),
         ("1B", 1),
         ("900GB", 900 * 10**9),
         ("900 GiB", 900 * 2**30),
@@ -43,7 +43,19 @@ def test_nonsense_is_refused(text: str) -> None:
     assert caught.value.code == "bad-size"
 
 
-@given(st.integers(min_value=0, max_value=2**62))
+@pytest.mark.parametrize("text", ["16", "1536", "1.5", "1048575"])
+def test_a_number_that_lacks_its_unit_is_not_taken_for_bytes(text: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        units.parse_size(text)
+    assert caught.value.code == "ambiguous-size"
+    assert f"{text}GiB" in (caught.value.hint or "")
+
+
+def test_no_bytes_need_no_unit() -> None:
+    assert (units.parse_size("0"), units.parse_size("16B")) == (0, 16)
+
+
+@given(st.integers(min_value=2**20, max_value=2**62))
 def test_plain_bytes_survive_unchanged(size_bytes: int) -> None:
     assert units.parse_size(str(size_bytes)) == size_bytes
 

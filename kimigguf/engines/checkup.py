@@ -60,8 +60,8 @@ _SECONDS: Final = 60.0
 """For one token; a server that takes longer is busy, and says nothing about what ails it."""
 _MOST_GROWTH: Final = 0.05
 WAITED_PERCENT: Final = 20.0
-"""Of a minute. A machine that only the engine uses shows 0 to 2 here; with one other busy process the two cores of a
-small one showed 60, and made a tenth of their tokens/s."""
+"""Of a minute. Two cores that only an engine of two threads used showed 5 here; with one more busy process they showed
+60, and a tenth of the tokens/s."""
 _SETTLING_BYTES: Final = 1 << 30
 """Buffers that are touched for the first time, and what an allocator keeps."""
 

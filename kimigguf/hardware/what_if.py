@@ -130,7 +130,9 @@ def find_accelerator(text: str, known: Iterable[Accelerator]) -> Accelerator:
         names = ", ".join(sorted(chosen))
         raise UsageError(f"{text!r} may mean several GPUs", code="ambiguous-gpu", hint=f"name one of: {names}")
     names = ", ".join(sorted(by_name)) or "none"
-    raise UsageError(f"there is no GPU {text!r} in the machine files", code="unknown-gpu", hint=f"known: {names}")
+    sized = f"{text}GiB for a card of that much memory; " if text.isdecimal() else ""
+    hint = f"{sized}known: {names}"
+    raise UsageError(f"there is no GPU {text!r} in the machine files", code="unknown-gpu", hint=hint)
 
 
 def _words(name: str) -> frozenset[str]:

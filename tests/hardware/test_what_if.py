@@ -68,6 +68,7 @@ def test_the_pool_of_a_mac_grows_with_its_ram() -> None:
         ("gpu=0xrtx-4090", "bad-change"),
         ("gpu+=rtx-9999", "unknown-gpu"),
         ("gpu+=-", "unknown-gpu"),
+        ("gpu+=24", "unknown-gpu"),
         ("gpu+=rtx", "ambiguous-gpu"),
         ("gpu+=apple-m3-ultra", "unknown-gpu"),
         ("disk=", "bad-change"),
@@ -105,3 +106,9 @@ def test_cards_are_found_by_the_words_people_use(text: str, name: str) -> None:
 def test_no_text_is_a_bug(text: str) -> None:
     with contextlib.suppress(UsageError):
         assert change(EPYC, [text], KNOWN).ram.total_bytes is not None
+
+
+def test_a_card_by_a_size_without_its_unit_is_told_how_to_write_it() -> None:
+    with pytest.raises(UsageError) as caught:
+        change(EPYC, ["gpu+=24"], KNOWN)
+    assert "24GiB for a card of that much memory" in (caught.value.hint or "")
