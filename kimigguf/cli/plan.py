@@ -1,7 +1,7 @@
 """``kimigguf plan``."""
 
 import shlex
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -64,7 +64,7 @@ class Refusal:
 @click.argument("model", metavar="QUANT|PATH")
 @click.argument("extra", metavar="[-- ENGINE ARGUMENTS]", nargs=-1, type=click.UNPROCESSED)
 @machine_option
-@click.option("--context", "context_tokens", type=int, default=32768, show_default=True, help="Tokens, for all slots.")
+@click.option("--context", "context_tokens", type=int, help="Tokens, for all slots.  [default: 32768, or the model's]")
 @click.option("--slots", type=click.IntRange(1, 256), default=1, show_default=True, help="Conversations at a time.")
 @click.option(
     "--kv-type",
@@ -106,7 +106,7 @@ def command(
     model: str,
     extra: tuple[str, ...],
     machine: str | None,
-    context_tokens: int,
+    context_tokens: int | None,
     slots: int,
     kv_type: str,
     ubatch: int,
@@ -143,11 +143,10 @@ def command(
     from kimigguf.memory.settings import KvType, Settings
     from kimigguf.placement.budget import budget
     from kimigguf.placement.place import Shortfall
-    from kimigguf.placement.plan import plan_for
+    from kimigguf.placement.plan import plan_for, usual_context
     from kimigguf.units import parse_size
 
     settings = Settings(
-        context_tokens=context_tokens,
         slots=slots,
         kv_type=KvType(kv_type),
         ubatch_tokens=ubatch,
@@ -160,6 +159,8 @@ def command(
     with app.show.progress() as listen:
         target = resolve(app, model, models_dir=models_dir, ask_hub=ask_hub or verify, listen=listen)
     _check_readable(target)
+    context_tokens = usual_context(target.spec) if context_tokens is None else context_tokens
+    settings = replace(settings, context_tokens=context_tokens)
     this = chosen_machine(app, machine)
     quant = target.quant
     measured = measured_runs(app, this, {} if quant is None else {quant.name: quant.size_bytes})

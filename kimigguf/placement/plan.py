@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from kimigguf.gguf_file.shards import ShardSet
 
 SCHEMA: Final = "kimigguf.plan/1"
+_USUAL_CONTEXT_TOKENS: Final = 32768
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,6 +160,11 @@ def planned_model(
             for file in shards.files
         ),
     )
+
+
+def usual_context(spec: ModelSpec) -> int:
+    """The context of whoever asks for none, in tokens: 32,768 or, of a model made for fewer, what it was made for."""
+    return min(_USUAL_CONTEXT_TOKENS, spec.context_max_tokens or _USUAL_CONTEXT_TOKENS)
 
 
 def check_context(context_tokens: int, maximum: int | None) -> None:

@@ -12,6 +12,7 @@ import pytest
 from fakes.engine import mainline, write_engine
 from fakes.hub import serve as serve_hub
 from fakes.machines import two_gpus_here
+from fakes.served import small_model
 
 from kimigguf.catalogue.profiles import load_model
 from kimigguf.cli.app import App, run
@@ -449,3 +450,13 @@ def test_a_split_that_has_no_room_for_pipelining_says_what_switches_it_off(
     out = capsys.readouterr().out
     assert "pipelining" in " ".join(out.split())
     assert "'^pipelining-off$=CPU'" in out
+
+
+def test_a_model_made_for_fewer_tokens_is_planned_with_what_it_was_made_for(
+    environ: dict[str, str], roomy: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (file,) = map(str, small_model())
+    assert plan(environ, file, "--machine", roomy, "--json") == 0
+    assert json.loads(capsys.readouterr().out)["settings"]["context_tokens"] == 8192
+    assert plan(environ, file, "--machine", roomy, "--context", "32768") == 2
+    assert "[context-too-large]" in capsys.readouterr().err
