@@ -9,7 +9,7 @@ import click
 
 from kimigguf.cli.app import App
 from kimigguf.cli.machine_option import chosen_machine, machine_option, machine_words
-from kimigguf.cli.plan_export import check_format, format_option
+from kimigguf.cli.plan_export import check_format, format_option, to_be_there
 from kimigguf.cli.show import output_options
 from kimigguf.errors import ExitCode, MachineError
 
@@ -159,6 +159,8 @@ def command(
     with app.show.progress() as listen:
         target = resolve(app, model, models_dir=models_dir, ask_hub=ask_hub or verify, listen=listen)
     _check_readable(target)
+    if form is not None:
+        target = to_be_there(app, target, models_dir)
     context_tokens = usual_context(target.spec) if context_tokens is None else context_tokens
     settings = replace(settings, context_tokens=context_tokens)
     this = chosen_machine(app, machine)

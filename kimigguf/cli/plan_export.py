@@ -3,6 +3,8 @@
 import os
 import shlex
 from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import click
@@ -15,6 +17,7 @@ if TYPE_CHECKING:
 
     from kimigguf.cli.plan import Answer, Refusal
     from kimigguf.cli.plan_command import Wish
+    from kimigguf.cli.plan_target import Target
     from kimigguf.engines.export import Export, Service
     from kimigguf.placement.plan import Plan
 
@@ -44,6 +47,24 @@ def refuse(app: App, refusal: "Refusal") -> int:
 
     plan_show.draw_refusal(app.show.err, refusal)
     return ExitCode.ANSWERED_NO
+
+
+def to_be_there(app: App, target: "Target", models_dir: Path | None) -> "Target":
+    """The model with the folder that ``download --models-dir`` will give it, where its files are known and not here.
+
+    So a plan for another machine can be written as its file before anything is downloaded.
+    """
+    from kimigguf.download.store import folder_of
+
+    model = target.model
+    if models_dir is None or model.folder is not None or not model.files:
+        return target
+    if not (model.repository and model.quant and model.commit):
+        return target
+    folder = folder_of(models_dir.absolute(), repository=model.repository, quant=model.quant, commit=model.commit)
+    fetch = shlex.join(["kimigguf", "download", model.quant, "--models-dir", str(models_dir.absolute())])
+    app.show.note(f"note: the files are not here: to have them in {folder}, where this file has them: {fetch}")
+    return replace(target, model=replace(model, folder=str(folder)))
 
 
 def write(app: App, answer: "Answer", wish: "Wish", form: str, remake: str) -> None:
@@ -104,6 +125,7 @@ def _service(app: App, answer: "Answer", wish: "Wish", form: str, remake: str) -
         raise UsageError(
             f"the files of {quant} are not on this machine, and a file that starts them must say where they are",
             code="plan-without-files",
+            cause="--hub --models-dir FOLDER says where they will be, on this machine or another",
             hint=f"{bring(quant)} && {remake}",
         )
     if answer.command is None:

@@ -181,7 +181,12 @@ def _folder_in(settings: Mapping[str, Any], path: Path) -> Path | None:
 
 def set_folder(models: Path, remote: RemoteSet) -> Path:
     """Where a set at one commit belongs."""
-    return models / remote.repository.replace("/", "--") / remote.quant / remote.commit[:12]
+    return folder_of(models, repository=remote.repository, quant=remote.quant, commit=remote.commit)
+
+
+def folder_of(models: Path, *, repository: str, quant: str, commit: str) -> Path:
+    """Where a quant of a repository at one commit belongs."""
+    return models / repository.replace("/", "--") / quant / commit[:12]
 
 
 # -- looking -----------------------------------------------------------------------------------------------------------

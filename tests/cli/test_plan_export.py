@@ -1,6 +1,7 @@
 """``kimigguf plan --format``: stdout is the file and nothing else, and what the file cannot say is told."""
 
 import json
+import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -8,7 +9,9 @@ from pathlib import Path
 import pytest
 from fakes.certificates import make
 from fakes.engine import mainline, write_engine
+from fakes.hub import serve as serve_hub
 
+from kimigguf.catalogue.profiles import load_model
 from kimigguf.cli.app import App, run
 from kimigguf.cli.plan_export import FORMATS
 from kimigguf.cli.show import Show
@@ -109,6 +112,23 @@ def test_a_plan_without_files_is_no_file_and_the_hint_brings_them(
     assert "FIRST_SHARD" not in said
     code, said = refused(capsys, environ, "UD-IQ1_M", "--machine", MACHINE, "--models-dir", "m", "--format", "shell")
     assert "try: kimigguf download UD-IQ1_M --models-dir m && kimigguf plan UD-IQ1_M " in said
+
+
+def test_a_file_for_another_machine_can_be_had_before_the_download(
+    tmp_path: Path, environ: dict[str, str], tiny: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    repository = load_model().repository
+    assert repository.id is not None
+    assert repository.commit is not None
+    shutil.copytree(tiny("UD-IQ1_M"), tmp_path / "hub" / repository.id / "UD-IQ1_M")
+    with serve_hub(tmp_path / "hub", commit=repository.commit) as hub:
+        argv = ("UD-IQ1_M", "--hub", "--machine", MACHINE, "--models-dir", "/data/models", "--format", "systemd")
+        assert plan(environ | {"HF_ENDPOINT": hub.url, "XDG_CACHE_HOME": str(tmp_path / "cache")}, *argv) == 0
+    captured = capsys.readouterr()
+    folder = f"/data/models/{repository.id.replace('/', '--')}/UD-IQ1_M/{repository.commit[:12]}"
+    first_shard = min(path.name for path in tiny("UD-IQ1_M").glob("*.gguf"))
+    assert f"{folder}/{first_shard}" in captured.out
+    assert "kimigguf download UD-IQ1_M --models-dir /data/models" in captured.err
 
 
 def test_a_plan_for_accelerators_that_the_engine_lacks_is_no_file(
