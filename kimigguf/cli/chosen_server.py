@@ -42,12 +42,15 @@ def key_of(entry: "Entry") -> str | None:
 
 def last_log(app: App, name: str | None) -> Path | None:
     """The newest log of a server that has ended: of that name, or of any; None if there is none."""
+    from kimigguf.engines.deaths import death_of
     from kimigguf.engines.registry import entries
     from kimigguf.engines.session import servers_folder, state_folder
 
     folder = state_folder(app.environ) / "logs"
     if name is None:
         pattern = "*.log"
+    elif (death := death_of(servers_folder(app.environ), name)) is not None and Path(death.log).is_file():
+        return Path(death.log)
     elif (told := _told(folder, name)) is not None:
         return told
     elif (port := re.search(r"-(\d+)$", name)) is not None:

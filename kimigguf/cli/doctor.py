@@ -1,6 +1,7 @@
 """``kimigguf doctor``: what ails a server, and what to do."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -39,6 +40,7 @@ def command(app: App, *, log: Path | None, name: str | None) -> int:
       kimigguf doctor
       kimigguf doctor --log llama-server.log
     """  # noqa: D301 -- \b is click's marker for text that must not be wrapped
+    from kimigguf.engines.diagnose import naming
     from kimigguf.engines.doctor import examine_log, in_order, is_server_log
 
     if log is not None:
@@ -46,7 +48,9 @@ def command(app: App, *, log: Path | None, name: str | None) -> int:
     else:
         path, entry = _subject(app, name)
     text = _read(path)
-    found = in_order((*examine_log(text), *(_running(app, entry, text) if entry else ())))
+    called = entry.name if entry else _dead(app, path)
+    seen = (replace(one, hint=naming(one.hint, called)) if called else one for one in examine_log(text))
+    found = in_order((*seen, *(_running(app, entry, text) if entry else ())))
     # Of a log of its own it knows what that is, however little stands in it yet.
     recognised = log is None or bool(found) or is_server_log(text)
     data = {
@@ -80,6 +84,14 @@ def _subject(app: App, name: str | None) -> "tuple[Path, Entry | None]":
             hint="name a log: kimigguf doctor --log FILE",
         )
     return log, None
+
+
+def _dead(app: App, log: Path) -> str | None:
+    """The server that died by itself and left this log, if it is remembered."""
+    from kimigguf.engines.deaths import deaths
+    from kimigguf.engines.session import servers_folder
+
+    return next((death.name for death in deaths(servers_folder(app.environ)) if death.log == str(log)), None)
 
 
 def _running(app: App, entry: "Entry", log: str) -> "tuple[Finding, ...]":

@@ -14,6 +14,7 @@ from kimigguf.errors import ExitCode
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from kimigguf.engines.deaths import Death
     from kimigguf.engines.registry import Entry
 
 
@@ -24,22 +25,48 @@ if TYPE_CHECKING:
 def command(app: App, name: str | None) -> int:
     """Show every server of yours on this machine: state, memory planned and now, what grew, slots, requests, tokens.
 
-    Requests and tokens are counted from when it was ready, so without the self-test's.
-    Exit code 0 if all are ready, 1 if one is not or none runs.
+    Requests and tokens are counted from when it was ready, so without the self-test's. One that died by itself is
+    shown for a day, until it is started again or stopped.
+    Exit code 0 if all are ready, 1 if one is not or has died, or none runs.
 
     \b
     Example:
       kimigguf status
       kimigguf status --name kimi-k3-8080 --json
     """  # noqa: D301 -- \b is click's marker for text that must not be wrapped
+    from kimigguf.engines.deaths import deaths
     from kimigguf.engines.registry import entries
     from kimigguf.engines.session import servers_folder
 
-    running = (chosen_server(app, name),) if name else entries(servers_folder(app.environ))
+    folder = servers_folder(app.environ)
+    running = entries(folder)
+    living = {entry.name for entry in running}
+    dead = [one for one in deaths(folder) if one.name not in living and name in {None, one.name}]
+    if name and not dead:
+        running = (chosen_server(app, name),)
+    elif name:
+        running = ()
     records = [_record(app, entry) for entry in running]
-    data = {"schema": "kimigguf.status/1", "servers": records}
-    app.show.answer(data, lambda console: _draw(console, records))
-    return ExitCode.DONE if records and all(r["state"] == "ready" for r in records) else ExitCode.ANSWERED_NO
+    died = [_died(death) for death in dead]
+    data = {"schema": "kimigguf.status/1", "servers": records, "died": died}
+    app.show.answer(data, lambda console: _draw(console, records, died))
+    ready = bool(records) and all(r["state"] == "ready" for r in records) and not died
+    return ExitCode.DONE if ready else ExitCode.ANSWERED_NO
+
+
+def _died(death: "Death") -> dict[str, Any]:
+    noticed = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(death.noticed))
+    return {
+        "name": death.name,
+        "model": death.alias,
+        "quant": death.quant,
+        "port": death.port,
+        "died_at": noticed if death.seen else None,
+        "noticed_at": noticed,
+        "seconds_ago": round(max(0.0, time.time() - death.noticed)),
+        "how": death.how,
+        "log": death.log,
+    }
 
 
 def _record(app: App, entry: "Entry") -> dict[str, Any]:
@@ -61,14 +88,28 @@ def _record(app: App, entry: "Entry") -> dict[str, Any]:
     }
 
 
-def _draw(console: "Console", records: list[dict[str, Any]]) -> None:
+def _draw(console: "Console", records: list[dict[str, Any]], died: list[dict[str, Any]]) -> None:
     from kimigguf.engines.registry import TO_START
 
-    if not records:
+    for record in died:
+        for line in _dead_lines(record):
+            console.print(line, markup=False)
+    if not records and not died:
         console.print(f"no server is running; {TO_START}", markup=False)
     for record in records:
         for line in _lines(record):
             console.print(line, markup=False)
+
+
+def _dead_lines(record: dict[str, Any]) -> Iterator[str]:
+    from kimigguf.units import duration
+
+    ago = f"{duration(record['seconds_ago'])} ago"
+    when = f"died {ago}" if record["died_at"] else f"died unseen, found {ago}"
+    yield f"{record['name']}: {when}: {record['how']}"
+    yield f"  log        {record['log']}"
+    yield f"             see: kimigguf doctor --name {record['name']}"
+    yield f"             to start it again: kimigguf restart --name {record['name']}"
 
 
 def _lines(record: dict[str, Any]) -> Iterator[str]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
-from kimigguf.engines.oom import Verdict
+from kimigguf.engines.oom import SOMEBODY, Verdict
 from kimigguf.engines.symptoms import FATAL, LESS_MEMORY
 from kimigguf.errors import ServerError
 
@@ -107,16 +107,49 @@ def bare(line: str) -> str:
 class EngineDiedError(ServerError):
     """The engine's process ended by itself. ``may_pass``: another try could succeed.
 
-    ``ready_seconds`` is how long it had been ready, 0 if it never was.
+    ``ready_seconds`` is how long it had been ready, 0 if it never was; ``how`` the way it ended and who ended it.
     """
 
     may_pass = False
     ready_seconds = 0.0
+    how = ""
 
 
 _KILLED_FOR_MEMORY: Final = Diagnosis(
     code="oom-killed", message="the kernel killed the engine because memory ran out", hint=LESS_MEMORY
 )
+_KILLED_BY_SOMEBODY: Final = Diagnosis(
+    code="killed",
+    message="somebody killed the engine, and it was not the kernel for want of memory",
+    hint="start it again as it was: kimigguf restart --name NAME",
+)
+ENDED: Final = "the engine ended while "
+"""How the line begins that is added to the log of an engine that died."""
+_END: Final = re.compile(
+    rf"^kimigguf \S+: {ENDED}[^:\n]+: (?:killed by (?:signal )?(?P<signal>\w+)|exit code (?P<code>\d+))(?P<more>.*)$",
+    re.MULTILINE,
+)
+
+
+def told_end(log: str) -> Diagnosis | None:
+    """Why the engine died, by the line that was added to its log when it did; None where there is none.
+
+    Of a log that says more than that, ``diagnose`` knows more.
+    """
+    found = list(_END.finditer(log))
+    if not found:
+        return None
+    last = found[-1]
+    name = last["signal"]
+    number = int(name) if name and name.isdecimal() else signal.Signals.__members__.get(name or "")
+    how = Exit(code=int(last["code"])) if last["code"] else Exit(signal_number=number)
+    by_somebody = how.signal_number == signal.SIGKILL and SOMEBODY in last["more"]
+    return replace(_KILLED_BY_SOMEBODY if by_somebody else diagnose("", how), line=last[0])
+
+
+def naming(hint: str, name: str) -> str:
+    """The hint for a server whose name is known."""
+    return hint.replace("--name NAME", f"--name {name}")
 
 
 def server_error(
@@ -127,6 +160,8 @@ def server_error(
     ``killer`` is what is known of who killed it.
     """
     found = _KILLED_FOR_MEMORY if killer and killer.by_kernel else diagnose(log, how)
+    if killer and not killer.by_kernel and found is _SIGNALS[signal.SIGKILL]:
+        found = _KILLED_BY_SOMEBODY
     where = f"; the log: {log_path}" if log_path else ""
     error = EngineDiedError(
         f"{found.message} (while {while_doing}; {how})",

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
 
-from kimigguf.engines.diagnose import bare
+from kimigguf.engines.diagnose import bare, told_end
 from kimigguf.engines.symptoms import FATAL, SERVING, SLOW, Symptom
 from kimigguf.engines.timings import cut_off, generations, slow_start
 
@@ -63,7 +63,8 @@ def examine_log(text: str) -> tuple[Finding, ...]:
     ]
     telling = [finding for finding in found if finding.severity is Severity.FATAL and finding.code not in _MASKING]
     told = [finding for finding in found if finding.code not in _MASKING or not telling]
-    return in_order((*told, *_parser(text), *_times(text)))
+    ended = () if any(finding.severity is Severity.FATAL for finding in told) else _end(text)
+    return in_order((*told, *ended, *_parser(text), *_times(text)))
 
 
 def in_order(findings: Iterable[Finding]) -> tuple[Finding, ...]:
@@ -73,6 +74,14 @@ def in_order(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     for finding in findings:
         first.setdefault(finding.code, finding)
     return tuple(sorted(first.values(), key=lambda finding: ranks.index(finding.severity)))
+
+
+def _end(text: str) -> Iterator[Finding]:
+    """An engine that died without a word of its own, by the line that its supervisor wrote."""
+    if (end := told_end(text)) is not None:
+        yield Finding(
+            code=end.code, severity=Severity.FATAL, message=end.message, evidence=end.line or "", hint=end.hint
+        )
 
 
 def is_server_log(text: str) -> bool:

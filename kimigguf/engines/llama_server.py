@@ -17,7 +17,7 @@ from typing import Final, NoReturn, Self
 import psutil
 
 from kimigguf.engines.command import Command
-from kimigguf.engines.diagnose import EngineDiedError, server_error
+from kimigguf.engines.diagnose import ENDED, EngineDiedError, server_error
 from kimigguf.engines.oom import KillWatch
 from kimigguf.engines.pressure import PressureWatch
 from kimigguf.engines.progress import LoadWatch, read_activity
@@ -389,8 +389,9 @@ class Server:
         text, path = self._child.log_tail(), str(self._child.log)
         error = server_error(text, how, log_path=path, while_doing=doing, killer=killer)
         error.ready_seconds = 0.0 if self._ready_at is None else time.monotonic() - self._ready_at
+        error.how = f"{how}; {killer.words}" if killer else str(how)
         # A signal leaves no word of its own in the log, which may be all that somebody has tomorrow.
-        self._child.note(f"the engine ended while {doing}: {how}" + (f"; {killer.words}" if killer else ""))
+        self._child.note(f"{ENDED}{doing}: {error.how}")
         return error
 
     def stop(self) -> None:

@@ -16,6 +16,7 @@ from kimigguf.units import memory
 
 _KMSG: Final = Path("/dev/kmsg")
 _RECORD_BYTES: Final = 8192
+SOMEBODY: Final = "somebody else sent the signal"
 _CLOCKS_APART_SECONDS: Final = 60.0
 """The kernel's log has a clock of its own, which strays a little from the monotonic one."""
 
@@ -76,7 +77,7 @@ def explain(before: Kills, after: Kills, kernel_line: str | None = None) -> Verd
     if before.on_machine is not None and after.on_machine is not None:
         if after.on_machine > before.on_machine:
             return Verdict(by_kernel=True, words="the kernel killed it: the machine's memory was used up")
-        words = "the kernel counts no kill for memory meanwhile, so somebody else sent the signal"
+        words = f"the kernel counts no kill for memory meanwhile, so {SOMEBODY}"
         return Verdict(by_kernel=False, words=words)
     return None
 

@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 
 import psutil
 
+from kimigguf.engines import deaths
 from kimigguf.engines.footprint import Baseline
 from kimigguf.engines.llama_server import Address, get
 from kimigguf.engines.tls import tls_files
@@ -125,7 +126,10 @@ def life_of(entry: Entry) -> Life:
 
 
 def entries(folder: Path) -> tuple[Entry, ...]:
-    """Every server with a living engine or supervisor, by name. Files of servers that are gone are removed."""
+    """Every server with a living engine or supervisor, by name. Files of servers that are gone are removed.
+
+    What removes its own file ended in order: of a file that is left over the death is remembered.
+    """
     found = []
     for path in sorted(folder.glob("*.json")):
         entry = _read(path)
@@ -152,7 +156,28 @@ def _clear(path: Path) -> None:
     """Remove a file that is over. It is read once more under the lock: a server may have been entered there since."""
     with suppress(OSError), _writing(path.parent):
         if not _names_living(path):
+            if (entry := _read(path)) is not None:
+                remember_death(path.parent, entry, None)
             path.unlink(missing_ok=True)
+
+
+def remember_death(folder: Path, entry: Entry, how: str | None) -> None:
+    """Remember that the server ended by itself; ``how`` None: nobody saw it."""
+    deaths.remember(
+        folder,
+        deaths.Death(
+            name=entry.name,
+            how=how or deaths.UNSEEN,
+            noticed=time.time(),
+            seen=how is not None,
+            alias=entry.alias,
+            quant=entry.quant,
+            port=entry.port,
+            log=entry.log,
+            arguments=entry.arguments,
+            folder=entry.folder,
+        ),
+    )
 
 
 @contextmanager
@@ -306,11 +331,14 @@ class Registration:
 def entered(folder: Path, entry: Entry) -> Iterator[Registration]:
     """Have the server in the registry while the block runs; an entry that is another's by then stays.
 
+    The death of an earlier one of its name is forgotten.
+
     Raises:
         MachineError: ``state-unwritable``.
     """
     registration = Registration(folder / f"{entry.name}.json", entry)
     registration.enter()
+    deaths.forget(folder, entry.name)
     try:
         yield registration
     finally:

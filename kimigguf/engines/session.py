@@ -14,6 +14,7 @@ from typing import Self
 
 from kimigguf.engines import registry
 from kimigguf.engines.command import Command, command, device_names, require_key
+from kimigguf.engines.diagnose import EngineDiedError, naming
 from kimigguf.engines.discover import known_flags
 from kimigguf.engines.engine import FoundEngine
 from kimigguf.engines.evidence import Check, State
@@ -219,7 +220,10 @@ def servers_folder(environ: Mapping[str, str]) -> Path:
 
 @contextmanager
 def registered(session: Session, environ: Mapping[str, str]) -> Iterator[None]:
-    """Have a started server in the registry while the block runs, so that ``status`` and ``stop`` find it."""
+    """Have a started server in the registry while the block runs, so that ``status`` and ``stop`` find it.
+
+    An engine that dies and is not started again is remembered.
+    """
     prepared, server = session.prepared, session.server
     supervisor, engine = registry.ProcessId.of(os.getpid()), registry.ProcessId.of(server.pid)
     if supervisor is None or engine is None:  # the engine has died already; whoever waits for it will say so
@@ -242,8 +246,14 @@ def registered(session: Session, environ: Mapping[str, str]) -> Iterator[None]:
         planned_bytes=sum(row.size_bytes or 0 for row in prepared.plan.ledger.rows),
         api_key_file=str(request.api_key_file.absolute()) if request.api_key_file else None,
     )
-    with registry.entered(servers_folder(environ), entry) as session.registration:
-        yield
+    folder = servers_folder(environ)
+    with registry.entered(folder, entry) as session.registration:
+        try:
+            yield
+        except EngineDiedError as error:
+            registry.remember_death(folder, entry, error.how)
+            error.hint = naming(error.hint or "", entry.name) or None
+            raise
 
 
 def read_ahead(prepared: Prepared, listen: Listener) -> None:

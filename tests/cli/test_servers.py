@@ -13,7 +13,8 @@ from fakes.processes import free_port
 
 from kimigguf.cli.app import App, run
 from kimigguf.cli.show import Show
-from kimigguf.engines.registry import Entry, ProcessId, entered, restarting
+from kimigguf.engines import deaths
+from kimigguf.engines.registry import Entry, ProcessId, entered, remember_death, restarting
 from kimigguf.hardware.pressure import Stall
 from kimigguf.units import GIB
 
@@ -204,6 +205,77 @@ def test_a_living_server_that_tells_nothing_is_shown_with_what_is_unknown(
         ("total_bytes", "checkpoint_bytes", "prompt_cache_bytes", "unexplained_bytes")
     )
     assert server["resident_bytes"] > 0
+
+
+KILLED = "killed by SIGKILL; the kernel counts no kill for memory meanwhile, so somebody else sent the signal"
+
+
+def test_a_server_that_died_is_shown_with_what_to_do_until_it_is_stopped(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, logs: Path
+) -> None:
+    servers = tmp_path / "kimigguf" / "servers"
+    servers.mkdir(parents=True)
+    log = logs / "serve-9000-1.log"
+    log.write_text(f"all well\nkimigguf 2026-11-30T12:00:00Z: the engine ended while serving: {KILLED}\n")
+    remember_death(servers, entry_of(os.getpid(), "evening", log), KILLED)
+    assert call(tmp_path, "status") == 1
+    out = " ".join(capsys.readouterr().out.split())
+    assert "evening: died 0.0 s ago: killed by SIGKILL" in out
+    assert f"log {log}" in out
+    assert "kimigguf doctor --name evening" in out
+    assert "no server is running" not in out
+    assert call(tmp_path, "status", "--name", "evening", "--json") == 1
+    data = json.loads(capsys.readouterr().out)
+    assert (data["servers"], [one["how"] for one in data["died"]]) == ([], [KILLED])
+    assert call(tmp_path, "doctor", "--name", "evening", "--json") == 1  # a name of its own, and no port in it
+    (finding,) = json.loads(capsys.readouterr().out)["findings"]
+    assert (finding["code"], finding["severity"]) == ("killed", "fatal")
+    assert KILLED in finding["evidence"]
+    assert finding["hint"].endswith("kimigguf restart --name evening")
+    assert call(tmp_path, "stop", "--name", "evening") == 0
+    assert "evening" in capsys.readouterr().out
+    assert call(tmp_path, "status", "--json") == 1
+    assert json.loads(capsys.readouterr().out)["died"] == []
+    assert call(tmp_path, "stop", "--name", "evening") == 2
+
+
+def test_a_death_is_not_told_of_a_server_that_runs_again_nor_after_a_day(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, logs: Path
+) -> None:
+    servers = tmp_path / "kimigguf" / "servers"
+    entry = entry_of(os.getpid(), "again", logs / "none")
+    with entered(servers, entry):
+        remember_death(servers, entry, KILLED)  # as at the moment before its supervisor ends
+        call(tmp_path, "status", "--json")
+        data = json.loads(capsys.readouterr().out)
+        assert ([one["name"] for one in data["servers"]], data["died"]) == (["again"], [])
+    with entered(servers, entry):
+        pass
+    assert deaths.deaths(servers) == ()  # the new start made it forgotten
+    remember_death(servers, entry, KILLED)
+    (death,) = deaths.deaths(servers)
+    deaths.remember(servers, replace(death, noticed=death.noticed - 25 * 3600))
+    assert deaths.deaths(servers) == ()
+    assert list(servers.glob(".*.died")) == []
+
+
+def test_who_starts_a_dead_server_again_gets_what_it_was(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, logs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[tuple[str, ...]] = []
+
+    def start(arguments: tuple[str, ...], *_: object, **__: object) -> dict[str, str]:
+        started.append(arguments)
+        return {"schema": "kimigguf.serve/1", "state": "does-not-fit", "reason": "less memory than before"}
+
+    monkeypatch.setattr("kimigguf.engines.background.start_detached", start)
+    servers = tmp_path / "kimigguf" / "servers"
+    servers.mkdir(parents=True)
+    entry = replace(entry_of(os.getpid(), "dead", logs / "none"), arguments=("--name", "dead", "Q"), folder="/")
+    remember_death(servers, entry, KILLED)
+    assert call(tmp_path, "restart", "--name", "dead", "--json") == 1
+    assert started == [("--name", "dead", "Q")]
+    assert "stopping" not in capsys.readouterr().err  # there is nothing to stop
 
 
 @pytest.mark.parametrize(("percent", "shown"), [(61.0, True), (3.0, False), (None, False)])

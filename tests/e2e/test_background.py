@@ -46,7 +46,7 @@ def test_it_is_started_looked_at_restarted_and_stopped(place: Place) -> None:
     assert (code, stopped["stopped"]) == (0, [answer["name"]])
     assert until(lambda: not is_open(place.port))
     assert until(lambda: place.left() == [])
-    assert place.json("status") == (1, {"schema": "kimigguf.status/1", "servers": []})
+    assert place.json("status") == (1, {"schema": "kimigguf.status/1", "servers": [], "died": []})
 
 
 def test_of_two_that_are_started_together_under_one_name_one_comes_up(place: Place) -> None:
@@ -78,7 +78,28 @@ def test_a_killed_supervisor_leaves_nothing_to_find(place: Place) -> None:
     (server,) = place.json("status")[1]["servers"]
     os.kill(server["supervisor_pid"], signal.SIGKILL)
     assert until(lambda: place.left() == [])
-    assert place.json("status")[1]["servers"] == []
+    code, status = place.json("status")
+    assert (code, status["servers"]) == (1, [])
+    assert [(one["name"], one["died_at"]) for one in status["died"]] == [(server["name"], None)]
+    assert place.json("stop", "--name", server["name"])[1]["forgotten"] == [server["name"]]
+    assert place.json("status")[1]["died"] == []
+
+
+def test_an_engine_that_somebody_killed_does_not_vanish(place: Place) -> None:
+    answer = place.start()
+    os.kill(answer["pid"], signal.SIGKILL)
+    assert until(lambda: place.left() == [])
+    name = answer["name"]
+    code, status = place.json("status")
+    (died,) = status["died"]
+    assert (code, status["servers"], died["name"], died["log"]) == (1, [], name, answer["log"])
+    assert died["how"].startswith("killed by SIGKILL")
+    code, seen = place.json("doctor", "--name", name)
+    assert (code, seen["findings"][0]["code"], seen["findings"][0]["severity"]) == (1, "killed", "fatal")
+    assert "killed by SIGKILL" in seen["findings"][0]["evidence"]
+    code, again = place.json("restart", "--name", name)
+    assert (code, again["state"], again["command"]) == (0, "ready", answer["command"])
+    assert place.json("status")[1]["died"] == []
 
 
 def test_a_start_that_fails_says_why_as_in_the_foreground(place: Place) -> None:

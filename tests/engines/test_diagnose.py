@@ -4,7 +4,8 @@ import signal
 
 import pytest
 
-from kimigguf.engines.diagnose import Exit, diagnose, server_error
+from kimigguf.engines.diagnose import Exit, diagnose, server_error, told_end
+from kimigguf.engines.oom import Kills, explain
 
 LOAD = "0.00.003.589 E srv    load_model: failed to load model, 'k3-00001-of-00005.gguf'\n"
 
@@ -86,3 +87,33 @@ def test_the_error_names_the_log_and_exits_with_6() -> None:
 def test_a_signal_number_the_platform_does_not_know_is_still_shown() -> None:
     assert str(Exit(signal_number=250)) == "killed by signal 250"
     assert diagnose("", Exit(signal_number=250)).code == "server-died"
+
+
+def test_a_kill_that_was_not_for_memory_is_not_blamed_on_it() -> None:
+    nobody = Kills(in_group=0, on_machine=0)
+    error = server_error(
+        "", Exit(signal_number=signal.SIGKILL), log_path=None, while_doing="serving", killer=explain(nobody, nobody)
+    )
+    assert error.code == "killed"
+    assert "out of memory" not in f"{error.message} {error.hint}"
+    assert "plan" not in (error.hint or "")
+    assert "somebody else" in (error.cause or "")
+
+
+@pytest.mark.parametrize(
+    ("said", "code"),
+    [
+        ("serving: killed by SIGKILL", "killed"),
+        ("serving: killed by SIGKILL; no kill meanwhile, so somebody else sent the signal", "killed"),
+        ("loading: killed by SIGILL", "illegal-instruction"),
+        ("serving: killed by signal 250", "server-died"),
+        ("testing itself: exit code 1", "server-died"),
+    ],
+)
+def test_the_line_that_a_supervisor_leaves_is_understood(said: str, code: str) -> None:
+    line = f"kimigguf 2026-11-30T12:00:00Z: the engine ended while {said}"
+    found = told_end(f"all well\n{line}\n")
+    assert found is not None
+    assert (found.code, found.line) == (code, line)
+    assert found.hint
+    assert told_end("the engine ended while serving: killed by SIGKILL\n") is None  # a model's words, not ours

@@ -13,6 +13,7 @@ import pytest
 from fakes.processes import free_port, is_running, until
 
 from kimigguf.engines import registry
+from kimigguf.engines.deaths import deaths
 from kimigguf.engines.footprint import Baseline, Held
 from kimigguf.engines.registry import (
     Entry,
@@ -88,6 +89,25 @@ def test_files_of_servers_that_are_gone_are_cleared(tmp_path: Path) -> None:
     with entered(tmp_path, entry(supervisor=gone, engine=gone)):
         assert entries(tmp_path) == ()
         assert list(tmp_path.glob("[!.]*")) == []
+
+
+def test_an_end_that_nobody_saw_is_remembered_and_one_in_order_is_not(tmp_path: Path) -> None:
+    """A supervisor that ends in order removes its entry, so one that is left over is of a crash."""
+    gone = ended()
+    left = entry("crashed", supervisor=gone, engine=gone)
+    (tmp_path / "crashed.json").write_text(json.dumps(asdict(left)))
+    with entered(tmp_path, entry("stopped")):
+        pass
+    assert [one.name for one in entries(tmp_path)] == []
+    (death,) = deaths(tmp_path)
+    assert (death.name, death.seen, death.log, death.arguments) == ("crashed", False, left.log, left.arguments)
+
+
+@pytest.mark.parametrize("content", ["", "{}", "no json"])
+def test_a_file_that_tells_of_no_death_is_cleared(tmp_path: Path, content: str) -> None:
+    (tmp_path / ".x.died").write_text(content)
+    assert deaths(tmp_path) == ()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_server_that_waits_to_be_started_again_is_found(tmp_path: Path) -> None:
