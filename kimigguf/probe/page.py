@@ -8,13 +8,14 @@ from importlib.resources import files
 from string import Template
 from typing import Any, Final
 
+from kimigguf.probe.advice import advice
 from kimigguf.probe.calls import Arm, Call, Fault, Reply
 from kimigguf.probe.client import Endpoint
 from kimigguf.probe.cost import cost_rows
 from kimigguf.probe.intervals import proportion
 from kimigguf.probe.judge import Better, Opinion, Pair
 from kimigguf.probe.pictures import CLASSES, distributions, forest
-from kimigguf.probe.report import METHOD, WORDS, advice, arm_rows, percent, sentence, token_sentences, trigger_sentence
+from kimigguf.probe.report import METHOD, arm_rows, headline, percent, sentence, token_sentences, trigger_sentence
 from kimigguf.probe.score import ItemResult, Scores
 from kimigguf.probe.suites import Item, Suite
 
@@ -45,7 +46,7 @@ def page(
     return template.substitute(
         title=escape(f"Is {candidate.model} still {reference.model}?"),
         sides=escape(f"{candidate.model} at {candidate.url}, judged by {reference.model} at {reference.url}"),
-        verdict=escape(". ".join(filter(None, (f"Verdict: {WORDS[scores.verdict]}", advice(scores))))),
+        verdict=escape(". ".join(filter(None, (f"Verdict: {headline(scores)}", advice(scores))))),
         verdict_class=CLASSES[scores.verdict],
         metrics=_metrics(scores),
         forest=forest(scores),
@@ -78,8 +79,8 @@ def _metrics(scores: Scores) -> str:
     rows = "".join(
         f"<tr><td>{escape(metric.name)}</td><td class=n>{percent(metric.candidate)}</td>"
         f"<td class=n>{percent(metric.reference)}</td><td class=n>{percent(metric.noise)}</td>"
-        f"<td class=n>{metric.items}</td></tr>"
-        f'<tr class="under"><td colspan=5 class="{CLASSES[metric.verdict]}">{escape(sentence(metric))}</td></tr>'
+        f'<td class=n>{metric.items}</td></tr><tr class="under"><td colspan=5 class="{CLASSES[metric.verdict]}">'
+        f"{escape(sentence(metric, temperature=scores.temperature))}</td></tr>"
         for metric in scores.metrics
     )
     head = "<th></th><th class=n>candidate</th><th class=n>reference</th><th class=n>noise</th>"

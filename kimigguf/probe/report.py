@@ -4,6 +4,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from kimigguf.probe.advice import MOST_QUESTIONS, advice, needed
+from kimigguf.probe.barren import in_words, way_out
 from kimigguf.probe.calls import Shape
 from kimigguf.probe.client import Endpoint
 from kimigguf.probe.cost import Economics, cost_rows
@@ -21,7 +23,7 @@ WORDS = {
     Verdict.WORSE: "worse",
     Verdict.BETTER: "better",
     Verdict.NOT_ENOUGH: "not enough samples",
-    Verdict.UNKNOWN: "unknown: the reference gave nothing to compare with",
+    Verdict.UNKNOWN: "unknown",
 }
 _COLOURS = {
     Verdict.SAME: "green",
@@ -108,16 +110,34 @@ def token_sentences(found: TokenLevel | None) -> tuple[str, ...]:
     return (*lines, *(f"unknown: {reason}" for reason in found.unknown))
 
 
-def sentence(metric: Metric) -> str:
-    """A metric's verdict in words."""
+def headline(scores: Scores) -> str:
+    """The verdict in words; where it is unknown, with what is wrong."""
+    if scores.verdict is not Verdict.UNKNOWN:
+        return WORDS[scores.verdict]
+    whys = [
+        in_words(metric.reason, metric.reference)
+        for metric in scores.metrics
+        if metric.category is None and metric.verdict is Verdict.UNKNOWN and metric.reason is not None
+    ]
+    return f"unknown: {'; '.join(dict.fromkeys(whys))}"
+
+
+def sentence(metric: Metric, *, temperature: float | None = None) -> str:
+    """A metric's verdict in words; ``temperature`` is what was sent to both sides."""
     found = metric.difference
     span = ""
     if found is not None:
         p_value = "" if metric.adjusted_p is None else f"; {_p(metric.adjusted_p)}"
         span = f" ({_points(found.mean)} [{_points(found.low)}, {_points(found.high)}]{p_value})"
-    if metric.verdict is Verdict.NOT_ENOUGH and metric.more_needed is not None:
-        return f"not enough samples{span}: about {metric.more_needed:,} more items would tell"
-    return WORDS[metric.verdict] + span
+    said = WORDS[metric.verdict] + span
+    if metric.reason is not None:
+        return f"{said}: {in_words(metric.reason, metric.reference)}: {way_out(metric.reason, temperature)}"
+    count = needed(metric)
+    if metric.verdict is not Verdict.NOT_ENOUGH or count is None:
+        return said
+    if count > MOST_QUESTIONS:
+        return f"{said}: no practical number of items would tell"
+    return f"{said}: about {metric.more_needed:,} more items would tell"
 
 
 def _p(value: float) -> str:
@@ -154,20 +174,9 @@ def draw(console: "Console", scores: Scores, candidate: Endpoint, reference: End
         console.print(f"break-even with the reference: {scores.economics.meaning}", markup=False)
     if any(metric.difference for metric in scores.metrics):
         console.print(METHOD, markup=False)
-    console.print(Text.assemble(("verdict: ", "bold"), (WORDS[scores.verdict], _COLOURS[scores.verdict])))
+    console.print(Text.assemble(("verdict: ", "bold"), (headline(scores), _COLOURS[scores.verdict])))
     if (what_to_do := advice(scores)) is not None:
         console.print(Text(what_to_do, style="yellow"))
-
-
-def advice(scores: Scores) -> str | None:
-    """What to do where nothing could be compared because answers never began; None where that is not why."""
-    if scores.verdict is not Verdict.UNKNOWN:
-        return None
-    cut = sum(arm.shapes.get(Shape.CUT_OFF_THINKING, 0) for arm in scores.arms)
-    calls = sum(arm.calls for arm in scores.arms)
-    if cut * 4 < calls or not cut:
-        return None
-    return f"{cut} of {calls} answers were cut off while thinking: raise --max-tokens"
 
 
 def _draw_metrics(console: "Console", scores: Scores) -> None:
@@ -187,7 +196,11 @@ def _draw_metrics(console: "Console", scores: Scores) -> None:
             Text(f" {metric.name:<30}" + "".join(f"{cell:>14}" for cell in cells) + f"{metric.items:>7}"),
             overflow="fold",
         )
-        console.print(Padding(Text(sentence(metric), style=_COLOURS[metric.verdict]), (0, 0, 0, 3)))
+        console.print(
+            Padding(
+                Text(sentence(metric, temperature=scores.temperature), style=_COLOURS[metric.verdict]), (0, 0, 0, 3)
+            )
+        )
     quiet = len(scores.metrics) - len(shown)
     if quiet:
         console.print(f" {quiet} categories looked at by themselves tell nothing for certain", markup=False)

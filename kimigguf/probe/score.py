@@ -9,9 +9,10 @@ import math
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
+from kimigguf.probe.barren import ANSWERED, RIGHT, SAME_ANSWER, Reason, barren
 from kimigguf.probe.calls import Arm, Call, Fault, FaultKind, Reply, Shape
 from kimigguf.probe.checkers import call_valid, passed, said
 from kimigguf.probe.cost import Economics
@@ -24,8 +25,6 @@ from kimigguf.probe.triggers import Triggers, triggers
 COUNTED: Final = {Shape.ANSWERED, Shape.EMPTY, Shape.CUT_OFF}
 """Replies that can be right or wrong. A cut-off thought, a tool call and a filter's veto are no answers to judge."""
 
-
-_RIGHT: Final = "right answers"
 _LEAST_ITEMS: Final = 5
 """Fewer questions of a category bear no verdict worth the correction for looking at one more number."""
 
@@ -73,7 +72,8 @@ class Metric:
     ``difference`` is candidate less reference, ``adjusted_p`` its p-value corrected over all metrics of the report,
     ``more_needed`` how many more items would settle an open verdict. ``category`` is set where only its questions are
     looked at: what is broken in one category would drown among the others. It can say "worse"; it is too small to be
-    shown to be the same, so it never holds back the verdict of the whole.
+    shown to be the same, so it never holds back the verdict of the whole. ``reason`` is why more items would not settle
+    an open verdict.
     """
 
     name: str
@@ -86,6 +86,7 @@ class Metric:
     verdict: Verdict
     more_needed: int | None
     category: str | None = None
+    reason: Reason | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +106,8 @@ class Scores:
     """The whole comparison. ``tolerance`` is the difference that a user still calls the same.
 
     ``triggers`` holds the candidate's decisions to call a tool against the reference's, ``triggers_noise`` the
-    reference's second ones against its first.
+    reference's second ones against its first. ``temperature`` was sent to both; ``suites`` are those that could be
+    asked, with their numbers of questions.
     """
 
     suite: str
@@ -121,6 +123,8 @@ class Scores:
     results: tuple[ItemResult, ...]
     economics: Economics | None = None
     tokens: TokenLevel | None = None
+    temperature: float | None = None
+    suites: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def verdict(self) -> Verdict:
@@ -136,9 +140,9 @@ def score(suite: Suite, calls: Iterable[Call], *, tolerance: float) -> Scores:
     """Compare the candidate with the reference."""
     calls = tuple(calls)
     rounds = _rounds(suite, calls)
-    measures = {"same answer as the reference": _same_pair, "answered at all": _any_pair}
+    measures = {SAME_ANSWER: _same_pair, ANSWERED: _any_pair}
     if any(map(_checked, suite.items)):
-        measures = {_RIGHT: _right_pair, **measures}
+        measures = {RIGHT: _right_pair, **measures}
     return Scores(
         suite=suite.name,
         suite_sha256=suite.sha256,
@@ -148,7 +152,7 @@ def score(suite: Suite, calls: Iterable[Call], *, tolerance: float) -> Scores:
         arms=tuple(_summary(arm, suite, [call for call in calls if call.arm is arm]) for arm in Arm),
         metrics=_judged(
             {(name, None): _compared(measure, rounds) for name, measure in measures.items()}
-            | {(_RIGHT, category): _compared(_right_pair, own) for category, own in _by_category(rounds).items()},
+            | {(RIGHT, category): _compared(_right_pair, own) for category, own in _by_category(rounds).items()},
             tolerance,
         ),
         parity=prompt_parity(calls),
@@ -286,10 +290,10 @@ def _judged(compared: Mapping[tuple[str, str | None], _Compared], tolerance: flo
     for (name, category), one in compared.items():
         adjusted_p = adjusted.get((name, category))
         verdict, more = judge(one.difference, adjusted_p, tolerance)
-        # Where the reference is hardly ever right, or never says the same twice, there is nothing to lose: a candidate
-        # that says anything at all would be "the same".
-        if one.items == 0 or (verdict is Verdict.SAME and (one.reference or 0.0) <= tolerance):
+        reason = barren(name, items=one.items, reference=one.reference, tolerance=tolerance)
+        if reason is not None and (one.items == 0 or verdict is Verdict.SAME):
             verdict = Verdict.UNKNOWN
+        is_open = verdict in {Verdict.UNKNOWN, Verdict.NOT_ENOUGH}
         metrics.append(
             Metric(
                 name=name if category is None else f"{name}: {category}",
@@ -301,7 +305,8 @@ def _judged(compared: Mapping[tuple[str, str | None], _Compared], tolerance: flo
                 difference=one.difference,
                 adjusted_p=adjusted_p,
                 verdict=verdict,
-                more_needed=more,
+                more_needed=more if reason is None else None,
+                reason=reason if is_open else None,
             )
         )
     return tuple(metrics)

@@ -39,7 +39,7 @@ from kimigguf.probe.report import record
 from kimigguf.probe.run import Side, jobs, open_store, reference_calls, run, write_reports
 from kimigguf.probe.sandbox import closed
 from kimigguf.probe.score import Scores, score, solved
-from kimigguf.probe.suites import PythonTest, Suite, load_suite
+from kimigguf.probe.suites import PythonTest, Suite, load_suite, sizes
 from kimigguf.probe.teacher_forced import read as read_exact
 
 _ANSWER_TOKENS: Final = 256
@@ -122,7 +122,13 @@ def probe(request: Request, environ: Mapping[str, str], *, agree: Agree, listen:
         tokens = _tokens(request, suite, left, right, pinned=known.temperature is not None, listen=listen)
     right_by_item = solved(suite, calls)
     prices = economics(calls, right_by_item, costs, known.prices, parallel=request.parallel)
-    scores = replace(score(suite, calls, tolerance=request.tolerance), economics=prices, tokens=tokens)
+    scores = replace(
+        score(suite, calls, tolerance=request.tolerance),
+        economics=prices,
+        tokens=tokens,
+        temperature=request.temperature,
+        suites=sizes(environ),
+    )
     spent = None if purse is None else purse.spent_usd
     opinion, opinions = None, tuple[Opinion, ...]()
     if judging is not None:

@@ -20,6 +20,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, TypeAlias
@@ -203,6 +204,16 @@ def load_suite(text: str, environ: Mapping[str, str], *, seed: int | None = None
     suite = replace(suite, items=(*items, *_generated(suite)))
     check_suite(suite, path)
     return replace(suite, sha256=hashlib.sha256(_as_text(suite.items).encode()).hexdigest())
+
+
+def sizes(environ: Mapping[str, str]) -> dict[str, int]:
+    """How many questions each suite has that is known by name; one of the user's that cannot be read is left out."""
+    found = {}
+    for name in profile_files.names("suites", environ):
+        with suppress(UsageError):  # whoever asks it is told what is wrong with it
+            suite = profile_files.read("suites", name, Suite, environ)
+            found[name] = len(suite.items) + sum(suite.generate.values())
+    return found
 
 
 def _generated(suite: Suite) -> tuple[Item, ...]:
