@@ -27,6 +27,7 @@ _NAMED: Final = 4
 @click.option(
     "--url", help="The server's address, :8081 on this machine.  [default: the server that runs here, else port 8080]"
 )
+@click.option("--name", help="Which of the servers that run here; not needed where one does.")
 @click.option("--model", help="Which of the server's models; its first one by default.")
 @click.option("--system", metavar="TEXT", help="A system message.")
 @click.option("--effort", metavar="LEVEL", help="How much to think: low, high or max; the server's own by default.")
@@ -57,6 +58,7 @@ def command(app: App, /, *, prompt: str | None, **options: Any) -> int | None:  
     Example:
       kimigguf chat
       kimigguf chat "Why is the sky blue?"
+      kimigguf chat --name kimi-k3-8081
       git diff | kimigguf chat - --effort low --url http://127.0.0.1:8080
     """  # noqa: D301 -- \b is click's marker for text that must not be wrapped
     from kimigguf.cli.chat_prompt import forgiving_streams
@@ -68,8 +70,10 @@ def command(app: App, /, *, prompt: str | None, **options: Any) -> int | None:  
     forgiving_streams()
     url, key_file = options["url"], options["api_key_file"]
     if url is None:
-        url, own_key_file = _running(app)
+        url, own_key_file = _running(app, options["name"])
         key_file = key_file or own_key_file
+    elif options["name"] is not None:
+        raise UsageError("give either --name or --url", code="name-and-url")
     resumed = None if options["resume"] is None else load_talk(options["resume"])
     certificate = certificate_at(servers_folder(app.environ), base_url(url))
     key = _key(app, key_file)
@@ -167,19 +171,19 @@ def _model(app: App, client: "OpenAI", model: str | None) -> Mapping[str, Any]:
     return next((entry for entry in listed if entry["id"] == model), {"id": model})
 
 
-def _running(app: App) -> tuple[str, Path | None]:
-    """Address and key file of the one server that this user runs; the default address where there is none.
+def _running(app: App, name: str | None) -> tuple[str, Path | None]:
+    """Address and key file of the server of that name, or of the only one; the default address where none runs.
 
     Raises:
-        UsageError: ``which-server`` where there are several.
+        UsageError: ``which-server`` where there are several, ``no-server`` where none has the name.
     """
     from kimigguf.engines.registry import entries, find
     from kimigguf.engines.session import servers_folder
 
     folder = servers_folder(app.environ)
-    if not entries(folder):
+    if name is None and not entries(folder):
         return "http://127.0.0.1:8080", None
-    entry = find(folder, None)
+    entry = find(folder, name)
     return entry.address.url, Path(entry.api_key_file) if entry.api_key_file else None
 
 

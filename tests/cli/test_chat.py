@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -428,6 +429,33 @@ def test_without_an_address_the_server_that_runs_here_is_asked_with_its_key(tmp_
         with entered(tmp_path / "kimigguf" / "servers", entry):
             assert chat("Hello", environ={"XDG_STATE_HOME": str(tmp_path)}) == 0
     assert set(server.keys) == {"Bearer secret-3"}
+
+
+def test_of_several_servers_the_one_that_is_named_is_asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    me = ProcessId.of(os.getpid())
+    assert me is not None
+    environ = {"XDG_STATE_HOME": str(tmp_path)}
+    with answering(Script(deltas=[{"content": "Hi."}])) as server:
+        mine = Entry(
+            name="b", supervisor=me, engine=me, host="127.0.0.1", port=int(server.url.rpartition(":")[2]),
+            alias="kimi-k3", quant=None, log="", plan_file="", arguments=(), folder="", started_at="", planned_bytes=0,
+        )  # fmt: skip
+        folder = tmp_path / "kimigguf" / "servers"
+        with entered(folder, mine), entered(folder, replace(mine, name="a", port=free_port())):
+            assert chat("Hello", environ=environ) == 2
+            assert "--name: a, b" in " ".join(capsys.readouterr().err.split())
+            assert chat("--name", "b", "Hello", environ=environ) == 0
+            assert capsys.readouterr().out == "Hi.\n"
+            assert chat("--name", "c", "Hello", environ=environ) == 2
+            assert chat("--name", "b", "--url", server.url, "Hello", environ=environ) == 2
+    assert set(server.keys) == {"Bearer none"}
+
+
+def test_a_server_that_is_named_and_does_not_run_is_not_replaced_by_the_default_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert chat("--name", "gone", "Hello", environ={"XDG_STATE_HOME": str(tmp_path)}) == 2
+    assert "no server is called 'gone'" in capsys.readouterr().err
 
 
 def test_somebody_elses_key_is_not_sent_around() -> None:
