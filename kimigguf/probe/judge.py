@@ -10,7 +10,7 @@ import os
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
@@ -24,6 +24,7 @@ from kimigguf.events import Listener, Notice, Step
 from kimigguf.probe.calls import Arm, Call, Fault, FaultKind, Outcome, Reply, Sent, Shape
 from kimigguf.probe.client import Asker, Endpoint, stopped
 from kimigguf.probe.intervals import Interval, Verdict, interval, judge
+from kimigguf.probe.pace import Pace, as_completed
 from kimigguf.probe.references import Prices
 from kimigguf.probe.suites import Item, Rubric, Suite
 
@@ -198,8 +199,8 @@ def ask_judge(
     workers = ThreadPoolExecutor(parallel)
     with _stream(folder, endpoint) as stream, _ended(workers):
         # As they come: one slow opinion must not keep those that are paid for from being written down.
-        for future in as_completed([workers.submit(ask, job) for job in left]):
-            job, outcome = future.result()
+        pace = Pace(len(left), listen, what="opinions")
+        for job, outcome in as_completed([workers.submit(ask, job) for job in left], pace):
             if isinstance(outcome, Fault):
                 if outcome.kind is FaultKind.KEY:
                     raise stopped(endpoint.role, endpoint.url, outcome)

@@ -6,7 +6,7 @@ import queue
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import IO, Any, Final
@@ -16,11 +16,12 @@ from pydantic import TypeAdapter, ValidationError
 
 from kimigguf.engines.command import is_loopback
 from kimigguf.errors import MachineError, NetworkError, UsageError
-from kimigguf.events import Listener, Notice, Step
+from kimigguf.events import Listener, Notice
 from kimigguf.probe.calls import Arm, Call, Fault, FaultKind, Reply, Shape, Trial
 from kimigguf.probe.checkers import code_in
 from kimigguf.probe.client import Asker, Endpoint, stopped
 from kimigguf.probe.one_at_a_time import OneAtATime
+from kimigguf.probe.pace import Pace
 from kimigguf.probe.sandbox import run_test
 from kimigguf.probe.suites import Item, PythonTest, Suite, as_jsonl
 
@@ -28,7 +29,6 @@ _CALLS: Final = "calls.jsonl"
 _RUN: Final = "run.json"
 _QUESTIONS: Final = "questions.jsonl"
 _FAILURES_AT_FIRST: Final = 3
-_LINES_PER_RUN: Final = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,9 +94,9 @@ def run(
     failed = Counter[Arm]()
     enough = min(_FAILURES_AT_FIRST, len(suite.items) * repeats)
     sides = {Arm.CANDIDATE: candidate, Arm.REFERENCE: reference, Arm.REFERENCE_AGAIN: reference}
-    for index, call in enumerate(
-        _answers(left, sides, parallel=parallel, max_tokens=max_tokens or suite.max_tokens, keep=store.add), 1
-    ):
+    pace = Pace(len(left), listen)
+    limit = max_tokens or suite.max_tokens
+    for call in _answers(left, sides, parallel=parallel, max_tokens=limit, keep=store.add, pace=pace):
         outcome = call.outcome
         if isinstance(outcome, Fault):
             side = sides[call.arm].endpoint
@@ -108,8 +108,7 @@ def run(
             if hopeless and not _answered(call.arm, done.values()):
                 raise _no_replies(side, outcome, failed[call.arm])
         done[call.arm, call.item, call.repeat] = call
-        if index % max(1, len(left) // _LINES_PER_RUN) == 0 or index == len(left):
-            listen(Step(text=f"{index} of {len(left)} calls"))
+        pace.done()
     return tuple(done[job.key] for job in jobs(suite, repeats) if job.key in done)
 
 
@@ -157,6 +156,7 @@ def _answers(
     parallel: int,
     max_tokens: int | None,
     keep: Callable[[Call], None],
+    pace: Pace,
 ) -> Iterator[Call]:
     """The calls, as they come in, each kept by the worker that made it: what is paid for is not lost with the rest.
 
@@ -187,12 +187,34 @@ def _answers(
             threading.Thread(target=work, args=(arm,), daemon=True, name=f"ask-{arm}-{number}").start()
     try:
         for _ in left:
-            got = finished.get()
+            got = _next(finished, pace)
             if isinstance(got, BaseException):
                 raise got
             yield got
     finally:
         stop.set()
+
+
+def _next(finished: "queue.SimpleQueue[Call | BaseException]", pace: Pace) -> Call | BaseException:
+    while True:
+        try:
+            return finished.get(timeout=pace.patience_seconds)
+        except queue.Empty:
+            pace.look()
+
+
+def kept_calls(folder: Path) -> int:
+    """How many calls a run's folder holds, as far as they are whole; nothing in it is touched."""
+    try:
+        whole = (folder / _CALLS).read_bytes().rpartition(b"\n")[0]
+    except OSError:
+        return 0
+    found = set()
+    for line in whole.splitlines():
+        with suppress(ValueError, KeyError, TypeError):  # whoever goes on with it is told what is wrong with it
+            call = json.loads(line)
+            found.add((call["arm"], call["item"], call["repeat"]))
+    return len(found)
 
 
 def reference_calls(folder: Path, suite: Suite, reference: Endpoint) -> tuple[Call, ...]:

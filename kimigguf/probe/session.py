@@ -2,8 +2,8 @@
 
 import os
 import platform
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import Any, Final
 from kimigguf import __version__
 from kimigguf.engines.endpoint import Limits
 from kimigguf.errors import UsageError
-from kimigguf.events import Listener, Notice
+from kimigguf.events import Listener, Notice, Step
 from kimigguf.probe import token_level
 from kimigguf.probe.calls import Arm, Call
 from kimigguf.probe.client import KEY_VARIABLES, Asker, Endpoint, Settings
@@ -36,7 +36,7 @@ from kimigguf.probe.references import (
     spent_before,
 )
 from kimigguf.probe.report import record
-from kimigguf.probe.run import Side, jobs, open_store, reference_calls, run, write_reports
+from kimigguf.probe.run import Side, jobs, kept_calls, open_store, reference_calls, run, write_reports
 from kimigguf.probe.sandbox import closed
 from kimigguf.probe.score import Scores, score, solved
 from kimigguf.probe.suites import PythonTest, Suite, load_suite, sizes
@@ -118,8 +118,11 @@ def probe(request: Request, environ: Mapping[str, str], *, agree: Agree, listen:
         paid = known.name + (f" and the judge {judging.known.name}" if judging is not None and judge_usd else "")
         check = partial(check_key, known, KEY_VARIABLES["reference"], environ)
         may = partial(_may_spend, agree, paid)
-        calls = _ask(request, suite, left, right, described, check=check, may=may, listen=listen, judge_usd=judge_usd)
-        tokens = _tokens(request, suite, left, right, pinned=known.temperature is not None, listen=listen)
+        with _told_what_is_kept(request, suite, listen):
+            calls = _ask(
+                request, suite, left, right, described, check=check, may=may, listen=listen, judge_usd=judge_usd
+            )
+            tokens = _tokens(request, suite, left, right, pinned=known.temperature is not None, listen=listen)
     right_by_item = solved(suite, calls)
     prices = economics(calls, right_by_item, costs, known.prices, parallel=request.parallel)
     scores = replace(
@@ -145,6 +148,30 @@ def probe(request: Request, environ: Mapping[str, str], *, agree: Agree, listen:
         opinions=opinions,
         left_out=left_out,
         made_by=described | _circumstances(request, server),
+    )
+
+
+@contextmanager
+def _told_what_is_kept(request: Request, suite: Suite, listen: Listener) -> Iterator[None]:
+    """Whoever stops a run is told whether it was for nothing."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if request.out is None:
+            listen(Notice(text="nothing is kept: give --out DIR, and a run that was stopped goes on"))
+        else:
+            total = len(jobs(suite, request.repeats))
+            kept = min(total, kept_calls(request.out))
+            listen(Notice(text=f"{kept} of {total} calls are kept in {request.out}; the same command goes on"))
+        raise
+
+
+def _whom(request: Request, suite: Suite, left: Endpoint, right: Endpoint) -> str:
+    """What is asked of whom, before it is."""
+    rounds = "" if request.repeats == 1 else f" in {request.repeats} rounds"
+    return (
+        f"{suite.name}, {len(suite.items)} questions{rounds}, to the candidate {left.model} at {left.url} once and to "
+        f"the reference {right.model} at {right.url} twice: {len(jobs(suite, request.repeats))} calls"
     )
 
 
@@ -182,18 +209,19 @@ def _opinion(
 ) -> tuple[Judged, tuple[Opinion, ...]]:
     """What the judge says, within what is left of the budget, or else of what was agreed to."""
     budget = request.budget_usd
-    return judge_calls(
-        judging,
-        suite,
-        calls,
-        environ,
-        tolerance=request.tolerance,
-        budget_usd=None if budget is None else max(0.0, budget - spent_usd),
-        folder=request.out,
-        parallel=request.parallel,
-        timeout_seconds=request.timeout_seconds,
-        listen=listen,
-    )
+    with _told_what_is_kept(request, suite, listen):
+        return judge_calls(
+            judging,
+            suite,
+            calls,
+            environ,
+            tolerance=request.tolerance,
+            budget_usd=None if budget is None else max(0.0, budget - spent_usd),
+            folder=request.out,
+            parallel=request.parallel,
+            timeout_seconds=request.timeout_seconds,
+            listen=listen,
+        )
 
 
 def _tokens(
@@ -305,6 +333,7 @@ def _ask(
     judge_usd: float,
 ) -> tuple[Call, ...]:
     """``check`` refuses to ask the reference without its key, ``may`` to spend so many US dollars without leave."""
+    listen(Step(text=_whom(request, suite, left.endpoint, right.endpoint)))
     stored = reference_calls(request.reference_run, suite, right.endpoint) if request.reference_run else ()
     with open_store(request.out, described, suite) as store:
         store.take_over(call for call in stored if call.repeat < request.repeats)

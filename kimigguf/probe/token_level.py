@@ -13,6 +13,7 @@ from kimigguf.errors import MachineError, UsageError
 from kimigguf.events import Listener, Notice, Step
 from kimigguf.probe.calls import Arm, Fault
 from kimigguf.probe.logprobs import Continuation, TokenLevel, token_level
+from kimigguf.probe.pace import Pace
 from kimigguf.probe.references import Prices
 from kimigguf.probe.run import Side
 from kimigguf.probe.suites import Item, Suite
@@ -85,12 +86,14 @@ def compare_tokens(
     for arm in Arm:
         side = candidate if arm is Arm.CANDIDATE else reference
         listen(Step(text=f"{arm}: the beginnings of {len(items)} answers, token by token"))
+        pace = Pace(sum((arm, item.id) not in kept for item in items), listen, what="beginnings")
         for item in items:
             text = kept.get((arm, item.id))
             if text is None:
                 greedy = arm is Arm.CANDIDATE or not pinned
                 text = _asked(side, item, greedy=greedy, listen=listen, arm=arm)
                 _keep(folder, _Kept(arm=arm, item=item.id, text=text))
+                pace.done()
             texts[arm][item.id] = text
             if text.positions is None:
                 break  # an endpoint that gives none for one question gives none for the next

@@ -1,6 +1,7 @@
 import itertools
 import json
 import queue
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -12,13 +13,13 @@ from fakes.openai_endpoint import Endpoint, Refuse, Say, serve
 
 from kimigguf.catalogue.profiles import load_model
 from kimigguf.errors import MachineError, NetworkError, UsageError
-from kimigguf.events import Event, ignore
+from kimigguf.events import Event, Notice, Step, ignore
 from kimigguf.probe import sandbox
 from kimigguf.probe.calls import Arm, Fault, FaultKind, Reply, Trial
 from kimigguf.probe.client import Asker, Settings
 from kimigguf.probe.compare import compare
 from kimigguf.probe.one_at_a_time import OneAtATime
-from kimigguf.probe.run import Side, Store, jobs, open_store, run
+from kimigguf.probe.run import Side, Store, jobs, kept_calls, open_store, run
 from kimigguf.probe.sandbox import closed
 from kimigguf.probe.score import score
 from kimigguf.probe.session import Request, probe, served
@@ -355,3 +356,36 @@ def test_a_run_says_what_it_takes_to_make_it_again_and_another_quant_does_not_go
     assert size is not None
     assert "b7-abc" in (out / "report.html").read_text()
     assert load_suite(str(out / "questions.jsonl"), {}).sha256 == made["suite_sha256"]
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_who_stops_a_run_is_told_what_is_kept_and_how_it_goes_on(tmp_path: Path, *, kept: bool) -> None:
+    out, said = tmp_path / "probe", list[str]()
+
+    def stop_at_the_first_tenth(event: Event) -> None:
+        said.append(event.text if isinstance(event, Step | Notice) else "")
+        if " of 96 calls, " in said[-1]:
+            raise KeyboardInterrupt
+
+    with serve(lambda _b, _n: Say(content="4")) as candidate:
+        request = Request(candidate=candidate.url, reference=candidate.url, out=out if kept else None)
+        with pytest.raises(KeyboardInterrupt):
+            probe(request, {}, agree=lambda *_: False, listen=stop_at_the_first_tenth)
+        if not kept:
+            assert said[-1] == "nothing is kept: give --out DIR, and a run that was stopped goes on"
+            return
+        form = rf"(\d+) of 96 calls are kept in {re.escape(str(out))}; the same command goes on"
+        found = re.fullmatch(form, said[-1])
+        assert found
+        assert 9 <= int(found[1]) < 96
+        before = len(candidate.bodies)
+        probe(request, {}, agree=lambda *_: False, listen=ignore)
+        assert before < len(candidate.bodies) <= 96 + 1  # one may have been under way
+
+
+def test_counting_what_is_kept_leaves_a_line_alone_that_is_just_being_written(tmp_path: Path) -> None:
+    one = json.dumps({"arm": "candidate", "item": "i1", "repeat": 0})
+    text = f"{one}\n{one}\nno call\n[]\n" + '{"arm": "refer'
+    (tmp_path / "calls.jsonl").write_text(text)
+    assert (kept_calls(tmp_path), kept_calls(tmp_path / "nowhere")) == (1, 0)
+    assert (tmp_path / "calls.jsonl").read_text() == text
