@@ -46,7 +46,7 @@ _PLAN_OWNS: Final[Mapping[str, str]] = {
 @click.option("--slots", default=1, show_default=True, type=click.IntRange(1, 256), help="Requests at the same time.")
 @click.option("--effort", metavar="LEVEL", help="Default thinking effort: low, high or max.")
 @click.option("--agent", is_flag=True, help="Sampling for agents (top_p 1.0).")
-@click.option("--alias", help="The model's name for clients.  [default: kimi-k3]")
+@click.option("--alias", help="The model's name for clients.  [default: kimi-k3, or as its file calls it]")
 @models_option
 @click.option("--no-download", is_flag=True, help="Use only what is on this machine.")
 @click.option("--api-key-file", type=click.Path(path_type=Path), help="A file of API keys, one a line.")
@@ -104,12 +104,13 @@ def command(app: App, /, **options: Any) -> int:  # noqa: ANN401 -- click's pars
     """  # noqa: D301 -- \b is click's marker for text that must not be wrapped
     from kimigguf.cli.serve_settings import show_settings
     from kimigguf.cli.serve_show import serve_detached
+    from kimigguf.engines.naming import with_alias
     from kimigguf.engines.session import named
 
     if options.pop("explain"):
         return show_settings(app.show, app.environ)
     detach = options.pop("detach")
-    request = _request(options)
+    request = with_alias(_request(options), app.environ)
     if detach:
         return serve_detached(app, request)
     with named(request, app.environ) as name:

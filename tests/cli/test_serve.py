@@ -12,6 +12,7 @@ import pytest
 import tiny_k3
 from fakes import server_program
 from fakes.engine import mainline, write_engine
+from fakes.gguf_bytes import tensor, write_shards
 from fakes.processes import free_port
 
 from kimigguf.cli.app import App, run
@@ -157,6 +158,17 @@ def test_a_second_server_on_a_port_does_not_write_over_the_plan_of_the_first(
         assert serve(environ, str(tiny), "--dry-run", "--port", port, "--name", name) == 0
         files.append(json.loads(capsys.readouterr().out)["plan_file"])
     assert files[0] != files[1]
+
+
+def test_a_server_of_another_model_is_not_called_after_kimi(
+    capsys: pytest.CaptureFixture[str], environ: dict[str, str], tmp_path: Path
+) -> None:
+    write_shards(tmp_path / "set", [[tensor("a", (8,), 0, 0)]], sizes=(32,), name="My_Model")
+    port = str(free_port())
+    with reserved(Path(environ["XDG_STATE_HOME"]) / "kimigguf" / "servers", f"my-model-{port}"):
+        code, error = refused(capsys, environ, str(tmp_path / "set"), "--port", port)
+    assert (code, error["code"]) == (2, "name-in-use")
+    assert f"my-model-{port}" in error["message"]
 
 
 @pytest.mark.parametrize("more", [(), ("--detach", "--new-api-key")])
