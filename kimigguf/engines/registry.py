@@ -233,7 +233,7 @@ def require_new(folder: Path, name: str) -> None:
         raise UsageError(
             f"a server called {name} is running",
             code="name-in-use",
-            hint=f"kimigguf stop --name {name}, or give this one another --name",
+            hint=f"kimigguf stop --name {name}, or give this one another --name and --port",
         )
 
 

@@ -140,7 +140,7 @@ def prepare_session(
         KimiggufError: Of every kind; see the rooms that are called.
     """
     address = Address(host=request.host, port=request.port, certificate=served_certificate(request.extra, listen))
-    require_free(address)
+    _require_port(address, servers_folder(environ))
     request = with_key(request, state_folder(environ) / "keys" / name, listen)
     key = read_keys(request.api_key_file)[0] if request.api_key_file else None
     made = replayed(request, environ, listen) if request.plan_path else planned(request, environ, listen)
@@ -285,6 +285,25 @@ def start(prepared: Prepared) -> Session:
         streamed_bytes=prepared.plan.streamed_bytes,
     )
     return Session(server, prepared)
+
+
+def _require_port(address: Address, folder: Path) -> None:
+    """As ``require_free``, where one of the user's own servers listens by its name.
+
+    Raises:
+        UsageError, MachineError: As ``require_free``.
+    """
+    try:
+        require_free(address)
+    except MachineError as error:
+        own = next((one for one in registry.entries(folder) if one.port == address.port and one.engine.process()), None)
+        if error.code != "port-in-use" or own is None:
+            raise
+        raise MachineError(
+            f"port {address.port} on {address.host} cannot be had: your server {own.name} listens there",
+            code=error.code,
+            hint=f"kimigguf stop --name {own.name}, or choose another with --port",
+        ) from error
 
 
 def _write_plan(plan: Plan, path: Path) -> None:

@@ -1,8 +1,10 @@
 """``kimigguf serve`` up to the start of an engine: what is refused, with what exit code, and what a dry run shows."""
 
 import json
+import os
 import socket
 import sys
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,7 +20,7 @@ from fakes.processes import free_port
 from kimigguf.cli.app import App, run
 from kimigguf.cli.show import Show
 from kimigguf.engines.command import VARIABLES
-from kimigguf.engines.registry import Life, entries, life_of, reserved
+from kimigguf.engines.registry import Entry, Life, ProcessId, entered, entries, life_of, reserved
 from kimigguf.engines.request import Request
 from kimigguf.engines.watchdog import Restarts
 from kimigguf.hardware.detect import LIMIT_SECONDS, PATIENT_LIMIT_SECONDS, detect
@@ -147,6 +149,27 @@ def test_a_taken_port_is_refused_before_a_terabyte_is_fetched(
         other.listen()
         code, error = refused(capsys, environ, "UD-IQ1_M", "--port", str(other.getsockname()[1]))
     assert (code, error["code"]) == (3, "port-in-use")
+
+
+def test_a_port_that_ones_own_server_has_is_not_called_another_programs(
+    capsys: pytest.CaptureFixture[str], environ: dict[str, str]
+) -> None:
+    servers = Path(environ["XDG_STATE_HOME"]) / "kimigguf" / "servers"
+    me = ProcessId.of(os.getpid())
+    assert me is not None
+    with socket.create_server(("127.0.0.1", 0)) as mine:
+        port = mine.getsockname()[1]
+        entry = Entry(
+            name="evening", supervisor=me, engine=me, host="127.0.0.1", port=port, alias="kimi-k3", quant=None, log="",
+            plan_file="", arguments=(), folder="", started_at="", planned_bytes=0,
+        )  # fmt: skip
+        with entered(servers, entry):
+            code, error = refused(capsys, environ, "UD-IQ1_M", "--port", str(port))
+        assert (code, error["code"]) == (3, "port-in-use")
+        assert "your server evening" in error["message"]
+        assert error["hint"].startswith("kimigguf stop --name evening")
+        with entered(servers, replace(entry, port=free_port())):
+            assert "another program" in refused(capsys, environ, "UD-IQ1_M", "--port", str(port))[1]["message"]
 
 
 def test_a_second_server_on_a_port_does_not_write_over_the_plan_of_the_first(
