@@ -12,7 +12,8 @@ from typing import Any, Final
 
 from kimigguf.engines.diagnose import bare, told_end
 from kimigguf.engines.symptoms import FATAL, SERVING, SLOW, Symptom
-from kimigguf.engines.timings import cut_off, generations, slow_start
+from kimigguf.engines.timings import cut_off, generations, slow_start, weight_bytes
+from kimigguf.units import memory
 
 _K3_MARKERS: Final = ("<|open|>", "<|close|>", "<|end_of_msg|>")
 _IS_K3: Final = re.compile(r"(?:general\.architecture|print_info: arch) .*= kimi-k3")
@@ -117,13 +118,22 @@ def _times(text: str) -> Iterator[Finding]:
             evidence=evidence,
             hint="raise max_tokens in the client, or have it think less: kimigguf serve QUANT --effort low",
         )
-    if (evidence := slow_start(found)) is not None:
+    if (slow := slow_start(found)) is not None:
+        # No clock tells a disk from other programs, but of a small model reading it cannot take so long.
+        size = weight_bytes(text)
+        disk = slow.may_be_disk(size)
+        too_small = "" if disk or size is None else f"; {memory(size)} of weights are read faster by any disk"
         yield Finding(
             code="slow-start",
             severity=Severity.WORSE,
-            message="the first request waited for weights that were read from disk",
-            evidence=evidence,
-            hint="read them ahead: kimigguf serve QUANT --prefault",
+            message="the first request was slow: weights still came from the disk, or something else was at work on "
+            "the machine"
+            if disk
+            else "the first request was slow: something else was at work on the machine",
+            evidence=f"{slow}{too_small}",
+            hint="read them ahead: kimigguf serve QUANT --prefault; if it is slow again, see what else computes: top"
+            if disk
+            else "see what else computes: top",
         )
 
 

@@ -65,3 +65,24 @@ def test_answers_that_a_limit_ends_are_told_from_those_that_end_by_themselves(to
         assert "256" in (words or "")
         assert "not broken" in findings[0].message
         assert "max_tokens" in findings[0].hint
+
+
+FIRST = "eval time = 5440.00 ms / 16 tokens\n"
+LATER = "eval time = 320.00 ms / 16 tokens\n" * 3
+
+
+@pytest.mark.parametrize(
+    ("size", "disk"),
+    [
+        ("print_info: file size   = 93.83 MiB (5.86 BPW) ", False),
+        ("print_info: file size   = 543.21 GiB (1.68 BPW) ", True),
+        ("", True),
+    ],
+)
+def test_the_disk_is_not_blamed_for_what_it_cannot_have_done(size: str, *, disk: bool) -> None:
+    """A model of 98 MB on a busy machine: nothing reads so little for five seconds."""
+    (finding,) = [one for one in examine_log(f"{size}\n{FIRST}{LATER}") if one.code == "slow-start"]
+    assert ("disk," in finding.message) == disk
+    assert ("--prefault" in finding.hint) == disk
+    assert "something else was at work" in finding.message  # which nothing in a log rules out
+    assert ("93.8 MiB" in finding.evidence) == (not disk)
