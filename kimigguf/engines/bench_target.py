@@ -11,6 +11,7 @@ import psutil
 
 from kimigguf.engines.bench_client import BenchClient
 from kimigguf.engines.command import is_loopback
+from kimigguf.engines.endpoint import build_in
 from kimigguf.engines.registry import Entry
 from kimigguf.errors import UsageError
 from kimigguf.gguf_file.names import ShardName
@@ -61,7 +62,6 @@ def look_at(client: BenchClient, entry: Entry | None, quants: Iterable[str]) -> 
     context = _count(defaults.get("n_ctx")) or _count(meta.get("n_ctx")) or _count(first.get("max_model_len"))
     plan = _plan_of(entry)
     pid, elsewhere = _process(client.root, entry)
-    build = props.get("build_info")
     path = props.get("model_path")
     return Target(
         url=client.root,
@@ -70,7 +70,7 @@ def look_at(client: BenchClient, entry: Entry | None, quants: Iterable[str]) -> 
         name=entry.name if entry else None,
         context_tokens=context,
         slots=_count(props.get("total_slots")),
-        engine=f"llama.cpp {build}" if isinstance(build, str) and build else None,
+        engine=None if props.get("build_info") is None else f"llama.cpp {build_in(props) or '(build unknown)'}",
         model=_model(entry, plan, meta, path if isinstance(path, str) else None, quants),
         settings=_settings(plan, context, _count(props.get("total_slots"))),
         pid=pid,

@@ -261,13 +261,23 @@ def limits(client: "OpenAI", listed: Mapping[str, Any]) -> Limits:
         tokens = props["default_generation_settings"]["n_ctx"]
     except (openai.OpenAIError, ValueError, KeyError, TypeError):
         return Limits()
-    build, path = (found if isinstance(found := props.get(key), str) else "" for key in ("build_info", "model_path"))
+    path = props.get("model_path")
+    file = path.replace("\\", "/").rpartition("/")[2] if isinstance(path, str) else ""
     return Limits(
         context_tokens=tokens if isinstance(tokens, int) and tokens > 0 else None,
         is_llama_server=True,
-        build=printable(build) or None,
-        model_file=printable(path.replace("\\", "/").rpartition("/")[2]) or None,
+        build=build_in(props),
+        model_file=printable(file) or None,
     )
+
+
+def build_in(props: Mapping[str, Any]) -> str | None:
+    """Which build of llama.cpp answers, from its ``/props``: ``b7-abc``; None where it does not know that itself.
+
+    A copy that was built without its repository, such as the embedded engine's, calls itself ``b0-unknown``.
+    """
+    build = props.get("build_info")
+    return (printable(build) or None) if isinstance(build, str) and build != "b0-unknown" else None
 
 
 def first_model(client: "OpenAI") -> Mapping[str, Any]:

@@ -5,6 +5,9 @@ from typing import Any
 import pytest
 from fakes.openai_endpoint import Answer, Endpoint, Refuse, Say, serve
 
+from kimigguf.engines.bench_client import BenchClient
+from kimigguf.engines.bench_target import look_at
+from kimigguf.engines.endpoint import build_in
 from kimigguf.errors import NetworkError, UsageError
 from kimigguf.probe.calls import Fault, FaultKind, Outcome, Reply, Shape
 from kimigguf.probe.client import Asker, Settings
@@ -206,3 +209,17 @@ def test_halves_of_characters_do_not_end_a_run_after_the_call_was_paid() -> None
     for text in (reply.content, reply.thinking, reply.calls[0].arguments):
         assert text.encode().decode() == text
     assert reply.content == "half \ufffd"
+
+
+@pytest.mark.parametrize(("told", "build"), [("b7-abc", "b7-abc"), ("b0-unknown", None), ("", None), (7, None)])
+def test_a_build_that_the_server_does_not_know_itself_is_unknown(told: object, build: str | None) -> None:
+    assert build_in({"build_info": told}) == build
+    assert build_in({}) is None
+
+
+def test_a_measured_server_that_does_not_know_its_build_is_shown_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = {"/props": {"build_info": "b0-unknown"}, "/v1/models": {"data": [{"id": "k3"}]}}
+    monkeypatch.setattr(BenchClient, "look", lambda _self, path: told[path])
+    with BenchClient("http://127.0.0.1:9") as client:
+        target = look_at(client, None, ())
+    assert target.engine == "llama.cpp (build unknown)"
