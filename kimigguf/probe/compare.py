@@ -1,6 +1,7 @@
 """Several comparisons with one reference side by side: what a smaller quant costs in answers and gains in speed."""
 
 import json
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from html import escape
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from kimigguf.catalogue.quants import ModelProfile
 from kimigguf.errors import UsageError
+from kimigguf.probe.barren import RIGHT
 from kimigguf.probe.cost import usd
 from kimigguf.probe.report import percent
 from kimigguf.probe.teacher_forced import read as read_exact
@@ -59,9 +61,10 @@ def compare(folders: Sequence[Path], profile: ModelProfile) -> Comparison:
 
     Raises:
         UsageError: ``bad-run`` for a folder without a report, ``other-suite`` or ``other-reference`` for one that
-            cannot stand beside the first.
+            cannot stand beside the first, ``same-run`` for one that is there twice.
     """
     reports = [_report(folder) for folder in folders]
+    _check_different(folders, reports)
     first = reports[0]
     for folder, report in zip(folders, reports, strict=True):
         if report["suite"]["sha256"] != first["suite"]["sha256"]:
@@ -83,9 +86,32 @@ def compare(folders: Sequence[Path], profile: ModelProfile) -> Comparison:
         suite=first["suite"]["name"],
         items=first["suite"]["items"],
         reference=f"{reference['model']} at {reference['url']}",
-        reference_right=_share(first["arms"][1]),
+        reference_right=_reference_right(reports),
         runs=tuple(runs),
     )
+
+
+def _check_different(folders: Sequence[Path], reports: Sequence[Mapping[str, Any]]) -> None:
+    """Times alone make any two runs differ."""
+    for place, report in enumerate(reports):
+        first = reports.index(report)
+        if first != place:
+            raise UsageError(
+                f"{folders[place]} and {folders[first]} hold one and the same run",
+                code="same-run",
+                hint="name each run once; another --out DIR makes another one",
+            )
+
+
+def _reference_right(reports: Sequence[Mapping[str, Any]]) -> float | None:
+    """The mean over all times that the reference was asked, as each report has it of its own two."""
+    shares = [
+        metric["reference"]
+        for report in reports
+        for metric in report["metrics"]
+        if metric["name"] == RIGHT and metric["reference"] is not None
+    ]
+    return statistics.fmean(shares) if shares else None
 
 
 def _report(folder: Path) -> dict[str, Any]:
@@ -194,7 +220,8 @@ def draw(console: "Console", comparison: Comparison) -> None:
     for place, heading in enumerate(headings[1:], 1):
         table.add_row(heading, *(row[place] for row in rows))
     console.print(table)
-    console.print(f"the reference itself: {percent(comparison.reference_right)} right", markup=False)
+    itself = f"the reference itself: {percent(comparison.reference_right)} right, the mean of all times it was asked"
+    console.print(itself, markup=False)
 
 
 def compare_page(comparison: Comparison) -> str:

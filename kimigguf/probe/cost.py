@@ -250,6 +250,11 @@ def usd(value: float | None) -> str:
     return f"${value:.6f}"
 
 
+def nothing_priced(found: Economics) -> bool:
+    """Whether nobody has given a price for anything, so that there is nothing to tell."""
+    return not any(side.usd_per_task is not None or side.monthly_usd for side in (found.candidate, found.reference))
+
+
 def cost_rows(found: Economics) -> tuple[tuple[str, str, str], ...]:
     """Both sides for a reader: what, candidate, reference."""
     sides = (found.candidate, found.reference)

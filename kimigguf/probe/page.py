@@ -11,7 +11,7 @@ from typing import Any, Final
 from kimigguf.probe.advice import advice
 from kimigguf.probe.calls import Arm, Call, Fault, Reply
 from kimigguf.probe.client import Endpoint
-from kimigguf.probe.cost import cost_rows
+from kimigguf.probe.cost import cost_rows, nothing_priced
 from kimigguf.probe.intervals import proportion
 from kimigguf.probe.judge import Better, Opinion, Pair
 from kimigguf.probe.pictures import CLASSES, distributions, forest
@@ -45,6 +45,7 @@ def page(
     template = Template(files("kimigguf.probe").joinpath("page.html").read_text(encoding="utf-8"))
     return template.substitute(
         title=escape(f"Is {candidate.model} still {reference.model}?"),
+        about=escape(_about(scores, suite, calls, settings)),
         sides=escape(f"{candidate.model} at {candidate.url}, judged by {reference.model} at {reference.url}"),
         verdict=escape(". ".join(filter(None, (f"Verdict: {headline(scores)}", advice(scores))))),
         verdict_class=CLASSES[scores.verdict],
@@ -64,9 +65,40 @@ def page(
         items="\n".join(_items(scores, suite, calls, opinions)),
         settings=_table(
             ["", "value"],
-            [[name.replace("_", " "), "-" if value is None else str(value)] for name, value in settings.items()],
+            [[name.replace("_", " "), _setting(name, value, suite)] for name, value in settings.items()],
         ),
     )
+
+
+def _about(scores: Scores, suite: Suite, calls: Iterable[Call], settings: Mapping[str, object]) -> str:
+    """When it was asked, what, how, and of which file, in a line."""
+    days = [sent.began[:10] for call in calls if isinstance(call.outcome, Reply) for sent in call.outcome.requests]
+    file = settings.get("candidate_file")
+    parts = (
+        " to ".join(dict.fromkeys((min(days), max(days)))) if days else "",
+        f"suite {suite.name}, {scores.items} question{'s'[: scores.items != 1]}",
+        f"{scores.repeats} round{'s'[: scores.repeats != 1]}",
+        f"temperature: {_setting('temperature', scores.temperature, suite)}",
+        f"most tokens of an answer: {_setting('max_tokens', settings.get('max_tokens'), suite)}",
+        f"candidate's file: {file}" if file else "",
+    )
+    return "; ".join(filter(None, parts))
+
+
+def _setting(name: str, value: object, suite: Suite) -> str:
+    """A setting for a reader; of a side, its model and address."""
+    own = "each one's own"
+    if value is None:
+        bound = own if suite.max_tokens is None else f"{suite.max_tokens:,} (the suite's)"
+        return {"max_tokens": bound, "temperature": own, "seed": "the suite's"}.get(name, "unknown")
+    match value:
+        case [str(url), str(model)] if name in {"candidate", "reference"}:
+            return f"{model} at {url}"
+        case int() if name != "seed":
+            return f"{value:,}"
+        case float():
+            return f"{value:g}"
+    return str(value)
 
 
 def _table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -103,7 +135,7 @@ def _exact_lines(exact: Mapping[str, Any] | None) -> list[str]:
 
 def _cost(scores: Scores) -> str:
     found = scores.economics
-    if found is None:
+    if found is None or nothing_priced(found):
         return ""
     table = _table(["", "candidate", "reference"], cost_rows(found))
     return f"<h2>What a solved task costs</h2>{table}<p>Break-even with the reference: {escape(found.meaning)}</p>"
@@ -118,10 +150,11 @@ def _categories(results: Sequence[ItemResult]) -> str:
                 category,
                 _share([result.candidate_right for result in here]),
                 _share([result.reference_right for result in here]),
+                _share([result.again_right for result in here]),
                 _share([result.same for result in here]),
             ]
         )
-    return _table(["category", "candidate right", "reference right", "same answer"], rows)
+    return _table(["category", "candidate right", "reference right", "the second time", "same answer"], rows)
 
 
 def _share(values: Iterable[bool | None]) -> str:
@@ -146,6 +179,8 @@ def _item(
 ) -> str:
     candidate, reference = outcomes[Arm.CANDIDATE], outcomes[Arm.REFERENCE]
     marks = f"candidate {_MARKS[result.candidate_right]}, reference {_MARKS[result.reference_right]}"
+    if result.again_right != result.reference_right:
+        marks += f", the second time {_MARKS[result.again_right]}"
     question = _excerpt("\n\n".join(f"{message.role}: {message.content}" for message in item.conversation))
     round_text = f" #{result.repeat + 1}" if result.repeat else ""
     left, right = _sides(candidate, reference)
@@ -153,7 +188,7 @@ def _item(
         f'<details class="{" ".join(_tags(result))}"><summary>{escape(item.id)}{round_text} '
         f'<span class="soft">{escape(item.category)} · {marks}</span></summary><div class="inside">'
         f'<pre>{escape(question)}</pre><div class="pair"><div>{_caption("candidate", candidate)}<pre>{left}</pre></div>'
-        f"<div>{_caption('reference', reference)}<pre>{right}</pre></div></div>"
+        f"<div>{_caption('reference, the first time', reference)}<pre>{right}</pre></div></div>"
         f"{''.join(map(_opinion, opinions))}</div></details>"
     )
 

@@ -8,7 +8,7 @@ from kimigguf.probe.advice import MOST_QUESTIONS, advice, needed
 from kimigguf.probe.barren import in_words, way_out
 from kimigguf.probe.calls import Shape
 from kimigguf.probe.client import Endpoint
-from kimigguf.probe.cost import Economics, cost_rows
+from kimigguf.probe.cost import cost_rows, nothing_priced
 from kimigguf.probe.intervals import Verdict, proportion
 from kimigguf.probe.logprobs import TokenLevel
 from kimigguf.probe.score import ArmSummary, Metric, Scores
@@ -35,8 +35,8 @@ _COLOURS = {
 
 
 METHOD = (
-    "differences are candidate less reference, with 95 % intervals; worse and better are decided with "
-    "Holm's correction for the number of metrics"
+    "the reference's right answers are the mean of both times it was asked; differences are candidate less reference, "
+    "with 95 % intervals; worse and better are decided with Holm's correction for the number of metrics"
 )
 
 
@@ -169,7 +169,7 @@ def draw(console: "Console", scores: Scores, candidate: Endpoint, reference: End
     console.print(f"prompt tokens, candidate against reference: {scores.parity.sentence}", markup=False)
     for place, line in enumerate(token_sentences(scores.tokens)):
         console.print(Padding(Text(line), (0, 0, 0, 2 if place else 0)))
-    if scores.economics is not None and not _free(scores.economics):
+    if scores.economics is not None and not nothing_priced(scores.economics):
         console.print(_table_of(("", "candidate", "reference"), cost_rows(scores.economics)))
         console.print(f"break-even with the reference: {scores.economics.meaning}", markup=False)
     if any(metric.difference for metric in scores.metrics):
@@ -216,11 +216,6 @@ def _table_of(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> "Table"
     for row in rows:
         table.add_row(*row)
     return table
-
-
-def _free(found: Economics) -> bool:
-    """Whether nobody has given a price for anything, so that there is nothing to tell."""
-    return found.candidate.usd_per_task is None and found.reference.usd_per_task is None
 
 
 def arm_rows(scores: Scores) -> Mapping[str, list[str]]:

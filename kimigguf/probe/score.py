@@ -91,13 +91,14 @@ class Metric:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ItemResult:
-    """One item in one repeat, for a reader: was it right, and did it say the same."""
+    """One item in one repeat, for a reader: was it right, and did it say the same as the reference the first time."""
 
     item: str
     category: str
     repeat: int
     candidate_right: bool | None
     reference_right: bool | None
+    again_right: bool | None
     same: bool | None
 
 
@@ -329,6 +330,7 @@ def _result(one: Round, repeat: int) -> ItemResult:
         repeat=repeat,
         candidate_right=judged(one.candidate),
         reference_right=judged(one.reference),
+        again_right=judged(one.again),
         same=same,
     )
 

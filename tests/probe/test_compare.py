@@ -1,5 +1,6 @@
 import dataclasses
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,7 @@ from fakes.browser import browser
 from rich.console import Console
 
 from kimigguf.catalogue.profiles import load_model
+from kimigguf.errors import UsageError
 from kimigguf.probe.calls import Arm, Call, Reply
 from kimigguf.probe.client import Endpoint
 from kimigguf.probe.compare import Comparison, compare, compare_page, draw
@@ -114,3 +116,23 @@ def test_a_browser_shows_the_comparison_on_any_screen_without_asking_anyone(tmp_
         assert tab.evaluate("document.querySelectorAll('circle').length") == 4
         assert [url for url in tab.requests if not url.startswith(("file:", "data:"))] == []
         assert tab.complaints == []
+
+
+def test_the_same_run_is_not_compared_with_itself(tmp_path: Path) -> None:
+    one = finished(tmp_path / "one", wrong=2, seconds=20.0, costs=Costs())
+    copy = tmp_path / "copy"
+    shutil.copytree(one, copy)
+    for second in (one, copy):
+        with pytest.raises(UsageError, match="one and the same run") as error:
+            compare([one, second], load_model(environ={}))
+        assert error.value.code == "same-run"
+
+
+def test_the_reference_has_the_same_share_of_right_answers_here_as_in_the_runs_own_report(tmp_path: Path) -> None:
+    one = finished(tmp_path / "one", wrong=2, seconds=20.0, costs=Costs())
+    report = json.loads((one / "report.json").read_text())
+    report["metrics"][0]["reference"], report["arms"][1]["right"] = 0.75, 30
+    (one / "report.json").write_text(json.dumps(report))
+    found = compare([one], load_model(environ={}))
+    assert found.reference_right == 0.75
+    assert "75.0 % right, the mean of all times it was asked" in text(found, 140)

@@ -1,12 +1,14 @@
+import html
 import html.parser
 import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 from fakes.browser import browser
 
-from kimigguf.probe.calls import Arm, Call, Fault, FaultKind, Outcome, Reply, Trial
+from kimigguf.probe.calls import Arm, Call, Fault, FaultKind, Outcome, Reply, Sent, Trial
 from kimigguf.probe.client import Endpoint
 from kimigguf.probe.cost import Costs, SideCosts, economics
 from kimigguf.probe.judge import Better, Opinion, Pair
@@ -135,7 +137,8 @@ def test_costs_and_tokens_stand_on_the_page_where_somebody_asked_for_them() -> N
     assert "$0.00100" in text  # 1.5 s of 2.40 an hour
     assert "unknown: candidate: it gave no answer" in text
     assert "exactly, a.gguf against a reference&#x27;s logits: near &lt;lossless&gt;" in text
-    without = page(bare, suite, calls, candidate=one, reference=other, settings={})
+    unpriced = replace(bare, economics=economics(calls, solved(suite, calls), Costs(), None, parallel=1))
+    without = page(unpriced, suite, calls, candidate=one, reference=other, settings={})
     assert "What a solved task costs" not in without
     assert "Token by token" not in without
 
@@ -228,3 +231,49 @@ def test_a_long_question_is_shown_by_its_ends_and_a_failed_program_says_why() ->
     assert "xlast</pre>" in text
     assert "480,015 characters are not shown" in text
     assert "its program: NameError: &lt;name&gt; is not defined" in text
+
+
+def test_the_head_says_when_and_how_it_was_asked_and_settings_are_words() -> None:
+    suite = Suite(
+        name="sums", items=(Item(id="i0", prompt="0?", check=Number(value=0)),), sha256="0" * 64, max_tokens=4096
+    )
+    began = ("2026-11-29T23:59:58Z", "2026-11-30T00:00:02Z", "2026-11-30T00:00:09Z")
+    calls = [
+        Call(arm=arm, item="i0", repeat=0, outcome=replace(reply("0"), requests=(Sent(began=when, body={}),)))
+        for arm, when in zip(Arm, began, strict=True)
+    ]
+    side = Endpoint(role="candidate", url="http://127.0.0.1:8080/v1", model="k3")
+    settings = {
+        "candidate": ["http://127.0.0.1:8080/v1", "k3"], "candidate_file": "K3-UD-IQ1_M.gguf", "candidate_build": None,
+        "max_tokens": None, "temperature": None, "seed": None, "candidate_context_tokens": 4096,
+    }  # fmt: skip
+    scores = score(suite, calls, tolerance=0.05)
+    text = html.unescape(page(scores, suite, calls, candidate=side, reference=side, settings=settings))
+    assert (
+        "2026-11-29 to 2026-11-30; suite sums, 1 question; 1 round; temperature: each one's own; "
+        "most tokens of an answer: 4,096 (the suite's); candidate's file: K3-UD-IQ1_M.gguf</p>"
+    ) in text
+    for row in ("candidate</td><td>k3 at http://127.0.0.1:8080/v1", "build</td><td>unknown", "tokens</td><td>4,096",
+                "max tokens</td><td>4,096 (the suite's)", "seed</td><td>the suite's"):  # fmt: skip
+        assert row in text
+    assert "['http" not in text
+    warm = page(replace(scores, temperature=0.0, repeats=3), suite, (), candidate=side, reference=side, settings={})
+    assert '<p class="soft">suite sums, 1 question; 3 rounds; temperature: 0; most' in warm
+
+
+def test_a_category_shows_both_times_that_the_reference_was_asked() -> None:
+    items = tuple(Item(id=f"i{n}", prompt=f"{n}?", check=Number(value=n), category="sums") for n in range(5))
+    suite = Suite(name="sums", items=items, sha256="0" * 64)
+    calls = [
+        Call(arm=arm, item=f"i{n}", repeat=0, outcome=reply(str(n) if n or arm is Arm.REFERENCE else "777"))
+        for n in range(5)
+        for arm in Arm
+    ]
+    scores = score(suite, calls, tolerance=0.05)
+    side = Endpoint(role="candidate", url="http://c/v1", model="k3")
+    text = page(scores, suite, calls, candidate=side, reference=side, settings={})
+    cells = re.findall(r"<td>(\d of 5), ", text)
+    assert cells == ["4 of 5", "5 of 5", "4 of 5", "4 of 5"]
+    assert next(one.reference for one in scores.metrics) == pytest.approx(0.9)
+    assert "the mean of both times it was asked" in text
+    assert text.count('the second time <span class="wrong">') == 1
