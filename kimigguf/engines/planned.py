@@ -54,8 +54,9 @@ def planned(request: Request, environ: Mapping[str, str], listen: Listener) -> M
     settings = Settings(slots=request.slots)
     if may and isinstance(absent := present(target, models), CatalogueTarget):
         machine = _seen_machine(engine, environ, listen if request.dry_run else ignore)
-        early = prepare.foreseen(
-            absent, models, machine, settings, context_tokens=request.context_tokens, environ=environ, listen=listen
+        context = request.context_tokens
+        early = prepare.hopeless(absent, models, machine, settings, context_tokens=context) or prepare.foreseen(
+            absent, models, machine, settings, context_tokens=context, environ=environ, listen=listen
         )
         if isinstance(early, Shortfall):
             return early

@@ -10,7 +10,7 @@ from kimigguf.catalogue.quants import ModelProfile, Quant
 from kimigguf.download import named
 from kimigguf.download.named import CatalogueTarget, Target
 from kimigguf.download.store import FileState, SetState, StoredSet, look
-from kimigguf.errors import IntegrityError, NetworkError, UsageError
+from kimigguf.errors import IntegrityError, KimiggufError, NetworkError, UsageError
 from kimigguf.events import Listener, Notice, Step, ignore
 from kimigguf.hardware.snapshot import Machine
 from kimigguf.memory.model import ModelSpec
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from kimigguf.gguf_file.shards import ShardSet
 
 DEFAULT_CONTEXT_TOKENS: Final = 32768
+_CATALOGUE_ERROR: Final = 0.02
+"""By more than this share of a need the catalogue's facts and the real headers do not differ."""
 
 
 def target_of(text: str, environ: Mapping[str, str]) -> Target:
@@ -78,7 +80,7 @@ def _fetch(
 ) -> StoredSet:
     from kimigguf.download.obtain import obtain as fetch  # noqa: PLC0415 -- only where something is fetched
 
-    with _hub_hints(models):
+    with _hub_hints(CatalogueTarget(profile=profile, quant=quant), models):
         return fetch(_wish(profile, quant), models, environ=environ, listen=listen, told=told)
 
 
@@ -90,8 +92,8 @@ def _wish(profile: ModelProfile, quant: Quant) -> "Wish":
 
 
 @contextmanager
-def _hub_hints(models: Path) -> Iterator[None]:
-    """Say of a hub that does not answer what works without it."""
+def _hub_hints(target: CatalogueTarget, models: Path) -> Iterator[None]:
+    """Say of a hub that does not answer what works without it, and what becomes of a download that has begun."""
     try:
         yield
     except NetworkError as error:
@@ -99,12 +101,22 @@ def _hub_hints(models: Path) -> Iterator[None]:
             raise
         here = _whole_sets(models)
         offline = f"kimigguf serve {here[0]}" if here else "kimigguf recommend, and kimigguf serve PATH"
+        later = "; the download goes on where it stopped once it is back" if _has_begun(target, models) else ""
         raise NetworkError(
             error.message,
             code=error.code,
             cause=error.cause,
-            hint=f"without the hub this works: {offline}; the download goes on where it stopped once it is back",
+            hint=f"without the hub this works: {offline}{later}",
         ) from error
+
+
+def _has_begun(target: CatalogueTarget, models: Path) -> bool:
+    """Whether any byte of the quant lies on this machine."""
+    try:
+        found = named.look_for(target, models)
+    except KimiggufError:
+        return False
+    return isinstance(found, StoredSet) and any(file.done_bytes for file in found.files)
 
 
 def _whole_sets(models: Path) -> list[str]:
@@ -141,6 +153,41 @@ def verified(stored: StoredSet, listen: Listener = ignore) -> StoredSet:
     return look(stored.folder) or stored
 
 
+def hopeless(
+    target: CatalogueTarget, models: Path, machine: Machine, settings: Settings, *, context_tokens: int | None = None
+) -> Shortfall | None:
+    """What a quant that is not here misses on this machine for sure, by the catalogue alone: nothing is asked for it.
+
+    None: it fits, or nearly, or the catalogue knows too little to say; the headers on the hub tell.
+
+    Raises:
+        UsageError: ``context-too-large``.
+    """
+    from kimigguf.download.store import folder_of  # noqa: PLC0415 -- only where something is fetched
+
+    profile, quant, where = target.profile, target.quant, target.profile.repository
+    try:
+        spec = ModelSpec.from_profile(profile, quant)
+    except UsageError:
+        return None
+    folder = models
+    if where.id is not None and where.commit is not None:
+        folder = folder_of(models, repository=where.id, quant=quant.name, commit=where.commit)
+    model = PlannedModel(
+        architecture=profile.architecture,
+        quant=quant.name,
+        repository=where.id,
+        commit=where.commit,
+        folder=str(folder.absolute()),
+        files=(),
+    )
+    match _plan(spec, model, machine, settings, context_tokens):
+        case Shortfall() as short if short.missing_bytes > _CATALOGUE_ERROR * short.need_bytes:
+            return short
+        case _:
+            return None
+
+
 def foreseen(
     target: CatalogueTarget,
     models: Path,
@@ -161,7 +208,7 @@ def foreseen(
     from kimigguf.download.store import set_folder  # noqa: PLC0415 -- likewise
 
     wish = _wish(target.profile, target.quant)
-    with _hub_hints(models):
+    with _hub_hints(target, models):
         remote = listed(wish, models, environ=environ, listen=listen)
         shards = check_set(remote, wish, environ=environ, listen=listen)
     model = planned_model(
@@ -172,7 +219,7 @@ def foreseen(
         commit=remote.commit,
         sha256={file.name: file.sha256 for file in remote.files},
     )
-    return _plan(shards, model, machine, settings, context_tokens)
+    return _plan(ModelSpec.from_shards(shards), model, machine, settings, context_tokens)
 
 
 def plan_on(
@@ -193,13 +240,12 @@ def plan_on(
     from kimigguf.gguf_file.shards import read_set  # noqa: PLC0415 -- reads files
 
     shards = read_set([file.path for file in stored.files])
-    return _plan(shards, model_of(stored, shards), machine, settings, context_tokens)
+    return _plan(ModelSpec.from_shards(shards), model_of(stored, shards), machine, settings, context_tokens)
 
 
 def _plan(
-    shards: "ShardSet", model: PlannedModel, machine: Machine, settings: Settings, context_tokens: int | None
+    spec: ModelSpec, model: PlannedModel, machine: Machine, settings: Settings, context_tokens: int | None
 ) -> Plan | Shortfall:
-    spec = ModelSpec.from_shards(shards)
     if context_tokens is None:
         context_tokens = min(DEFAULT_CONTEXT_TOKENS, spec.context_max_tokens or DEFAULT_CONTEXT_TOKENS)
     wanted = replace(settings, context_tokens=context_tokens)

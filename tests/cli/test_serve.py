@@ -17,15 +17,23 @@ from fakes.engine import mainline, write_engine
 from fakes.gguf_bytes import tensor, write_shards
 from fakes.processes import free_port
 
+from kimigguf.catalogue.profiles import load_model
 from kimigguf.cli.app import App, run
 from kimigguf.cli.show import Show
+from kimigguf.download.manifest import Manifest, ManifestFile, write_manifest
+from kimigguf.download.named import CatalogueTarget, target_of
+from kimigguf.download.store import folder_of
 from kimigguf.engines.command import VARIABLES
+from kimigguf.engines.prepare import hopeless
 from kimigguf.engines.registry import Entry, Life, ProcessId, entered, entries, life_of, reserved
 from kimigguf.engines.request import Request
 from kimigguf.engines.watchdog import Restarts
 from kimigguf.hardware.detect import LIMIT_SECONDS, PATIENT_LIMIT_SECONDS, detect
-from kimigguf.hardware.snapshot import Machine
+from kimigguf.hardware.snapshot import DETECTED, THIS_MACHINE, Machine, Ram
 from kimigguf.memory import server_flags
+from kimigguf.memory.settings import Settings
+from kimigguf.placement.budget import budget
+from kimigguf.units import GIB
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +83,6 @@ def refused(capsys: pytest.CaptureFixture[str], environ: dict[str, str], *argv: 
         (("UD-IQ1_M", "--host", "0.0.0.0"), 2, "key-needed"),
         (("UD-IQ1_M", "--engine-path", "/nowhere/llama-server"), 3, "engine-unusable"),
         (("UD-Q1_0",), 3, "quant-unsupported"),
-        (("UD-IQ1_M",), 4, "hub-unreachable"),
         (("UD-IQ1_M", "--no-download"), 5, "not-downloaded"),
     ],
 )
@@ -85,6 +92,73 @@ def test_a_request_that_cannot_be_met_says_why(
     found, error = refused(capsys, environ, "--port", str(free_port()), *argv)
     assert (found, error["code"]) == (exit_code, code)
     assert len(error["message"]) > 10
+
+
+def machine_of(total_bytes: int) -> Machine:
+    return Machine(name=THIS_MACHINE, source=DETECTED, ram=Ram(total_bytes=total_bytes), accelerators=(), disks=())
+
+
+@pytest.fixture
+def roomy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that holds every quant."""
+    monkeypatch.setattr("kimigguf.engines.planned.detect", lambda **_: machine_of(4096 * GIB))
+
+
+def part_of(models: Path) -> None:
+    """A download that has stopped: all but one shard of a set."""
+    where = load_model().repository
+    assert where.id is not None
+    assert where.commit is not None
+    begun = folder_of(models, repository=where.id, quant="UD-IQ1_M", commit=where.commit)
+    tiny_k3.write(begun, quant="UD-IQ1_M")
+    files = tuple(
+        ManifestFile(name=path.name, path=path.name, size_bytes=path.stat().st_size, sha256="0" * 64)
+        for path in sorted(begun.glob("*.gguf"))
+    )
+    manifest = Manifest(
+        repository=where.id, commit=where.commit, quant="UD-IQ1_M", source="hub", created="2026", files=files
+    )
+    write_manifest(begun, manifest)
+    (begun / files[-1].name).unlink()
+
+
+@pytest.mark.usefixtures("roomy")
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_download_that_never_began_is_not_said_to_go_on(
+    capsys: pytest.CaptureFixture[str], environ: dict[str, str], *, begun: bool
+) -> None:
+    if begun:
+        part_of(Path(environ["KIMIGGUF_MODELS"]))
+    code, error = refused(capsys, environ, "UD-IQ1_M")
+    assert (code, error["code"]) == (4, "hub-unreachable")
+    assert ("goes on where it stopped" in error["hint"]) == begun
+    assert "kimigguf recommend" in error["hint"]
+
+
+@pytest.mark.parametrize("more", [(), ("--dry-run",)])
+def test_what_can_never_run_here_is_refused_without_asking_the_hub(
+    capsys: pytest.CaptureFixture[str], environ: dict[str, str], monkeypatch: pytest.MonkeyPatch, more: tuple[str, ...]
+) -> None:
+    """The hub of this environment does not answer, and nobody needs it to."""
+    monkeypatch.setattr("kimigguf.engines.planned.detect", lambda **_: machine_of(64 * GIB))
+    assert serve(environ, "UD-IQ1_M", *more) == 1
+    out, err = capsys.readouterr()
+    data = json.loads(out)
+    assert (data["schema"], data["state"]) == ("kimigguf.serve/1", "does-not-fit")
+    assert data["missing_bytes"] > 400 * GIB
+    assert "hub" not in err
+
+
+@pytest.mark.parametrize(("share", "sure"), [(0.97, True), (0.99, False), (1.01, False)])
+def test_what_misses_next_to_nothing_is_left_to_the_real_headers(tmp_path: Path, *, share: float, sure: bool) -> None:
+    target = target_of("UD-IQ1_M", {})
+    assert isinstance(target, CatalogueTarget)
+    far = hopeless(target, tmp_path, machine_of(64 * GIB), Settings())
+    assert far is not None
+    total = far.need_bytes
+    for _ in range(4):  # until what may be used of it is that share of the need
+        total += round(share * far.need_bytes) - (budget(machine_of(total)).ram_bytes or 0)
+    assert (hopeless(target, tmp_path, machine_of(total), Settings()) is not None) == sure
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import tiny_k3
+from fakes.catalogue import without_facts
 from fakes.hub import Hub, serve
 from fakes.processes import free_port
 
@@ -38,6 +39,7 @@ def serve_it(hub: Hub, folder: Path, *options: str, engine: str = "embedded") ->
         "XDG_STATE_HOME": str(folder / "state"),
         "KIMIGGUF_MODELS": str(folder / "models"),
         "HF_ENDPOINT": hub.url,
+        **without_facts(folder),
     }
     words = ["serve", QUANT, "--engine", engine, "--port", str(free_port()), *options]
     return run(words, App(show=Show(), environ=environ))

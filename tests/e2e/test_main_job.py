@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 import tiny_k3
+from fakes.catalogue import without_facts
 from fakes.engines import BOTH, native_folder
 from fakes.hub import Hub, serve
 from fakes.processes import ONE_THREAD, free_port, is_open, until, with_word
@@ -68,6 +69,7 @@ class House:
             "XDG_STATE_HOME": str(self.home / "state"),
             "XDG_CACHE_HOME": str(self.home / "cache"),
             "XDG_CONFIG_HOME": str(self.home / "config"),
+            **without_facts(self.home),
             **ONE_THREAD,
         } | ({"KIMIGGUF_LLAMA_SERVER": str(native_folder())} if self.engine == "llama-server" else {})
 
