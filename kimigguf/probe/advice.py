@@ -3,13 +3,15 @@
 from collections.abc import Mapping
 from typing import Final
 
-from kimigguf.probe.barren import in_words, way_out
+from kimigguf.probe.barren import Reason, in_words, way_out
 from kimigguf.probe.calls import Shape
 from kimigguf.probe.intervals import Verdict
 from kimigguf.probe.score import Metric, Scores
 
 MOST_QUESTIONS: Final = 2000
 """Nobody asks a model this large more of them: at its pace on one's own machine they would take weeks."""
+_EASY: Final = "basics"
+"""The shipped suite that almost any chat model mostly gets right."""
 _OWN: Final = "a suite of your own (--suite FILE; counts in [generate] make as many as you write)"
 
 
@@ -39,11 +41,14 @@ def _cut_off(scores: Scores) -> str | None:
 
 def _ways_out(scores: Scores) -> str | None:
     """What to do about a reference that shows nothing to fall short of; each of it once."""
-    found = {
+    found: dict[str, None] = {
         f"{in_words(metric.reason, metric.reference)}: {way_out(metric.reason, scores.temperature)}": None
         for metric in scores.metrics
         if metric.category is None and metric.reason is not None
     }
+    hard = any(metric.category is None and metric.reason is Reason.NEVER_RIGHT for metric in scores.metrics)
+    if hard and _EASY in scores.suites and scores.suite != _EASY:
+        found[f"--suite {_EASY} ({scores.suites[_EASY]:,} questions) is easier"] = None
     return "; ".join(found) or None
 
 

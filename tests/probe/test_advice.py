@@ -86,7 +86,8 @@ def test_a_reference_that_is_never_right_is_not_told_to_need_more_questions(coun
     assert (found.verdict, right.reason, right.more_needed) == (verdict, Reason.NEVER_RIGHT, None)
     why = "the reference is never right here: these questions are too hard for it, or --max-tokens is too small"
     assert sentence(right).endswith(why)
-    assert why in (advice(found) or "")
+    assert (advice(found) or "").endswith(f"{why}; --suite basics (202 questions) is easier")
+    assert "basics" not in (advice(replace(found, suite="basics")) or "")
     assert "gave nothing to compare with" not in headline(found)
 
 
