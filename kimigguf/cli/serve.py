@@ -54,7 +54,7 @@ _PLAN_OWNS: Final[Mapping[str, str]] = {
 @click.option(
     "--ollama-api",
     is_flag=True,
-    help="Answer Ollama's clients too, on loopback, at Ollama's own port; needs kimigguf[ollama-bridge].",
+    help="Answer Ollama's clients too, on loopback, at Ollama's own port; needs the extra ollama-bridge.",
 )
 @click.option(
     "--ollama-port",

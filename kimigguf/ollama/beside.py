@@ -2,11 +2,15 @@
 
 import errno
 import logging
+import re
+import shlex
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib import metadata
 from typing import TYPE_CHECKING, Final
 
 from kimigguf.errors import MachineError, ServerError
@@ -19,6 +23,8 @@ if TYPE_CHECKING:
 HOST: Final = "127.0.0.1"
 """Loopback only: the bridge asks for no key and sends the engine's own, so it must not be open to a network."""
 DEFAULT_PORT: Final = 11434
+_NEEDED: Final = ("starlette", "uvicorn", "httptools")
+_OF_THE_EXTRA: Final = re.compile(r"""\bextra\s*==\s*['"]ollama-bridge['"]""")
 _START_SECONDS: Final = 10.0
 _DRAIN_SECONDS: Final = 1
 """How long an answer that is under way may go on once the server stops."""
@@ -44,9 +50,22 @@ def check_bridge(port: int) -> None:
             "--ollama-api needs starlette, uvicorn and httptools, which are not all installed",
             code="bridge-missing",
             cause=str(error),
-            hint="pip install 'kimigguf[ollama-bridge]'",
+            hint=shlex.join([sys.executable, "-m", "pip", "install", *bridge_packages()]),
         ) from error
     _bind(port).close()
+
+
+def bridge_packages() -> tuple[str, ...]:
+    """What the extra ``ollama-bridge`` is made of, as pip takes it: kimigguf itself need not be in an index of pip's.
+
+    By the installed metadata; where those have no such extra, what a start asks for.
+    """
+    try:
+        requires = metadata.requires("kimigguf") or []
+    except metadata.PackageNotFoundError:  # run from a checkout
+        requires = []
+    found = (line.partition(";") for line in requires)
+    return tuple(name.strip() for name, _, marker in found if _OF_THE_EXTRA.search(marker)) or _NEEDED
 
 
 @contextmanager

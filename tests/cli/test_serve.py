@@ -24,6 +24,7 @@ from kimigguf.download.manifest import Manifest, ManifestFile, write_manifest
 from kimigguf.download.named import CatalogueTarget, target_of
 from kimigguf.download.store import folder_of
 from kimigguf.engines.command import VARIABLES
+from kimigguf.engines.deaths import deaths
 from kimigguf.engines.prepare import hopeless
 from kimigguf.engines.registry import Entry, Life, ProcessId, entered, entries, life_of, reserved
 from kimigguf.engines.request import Request
@@ -553,6 +554,9 @@ def test_only_what_can_pass_is_started_again(
     assert found == [Life.ENDED] * (starts - 1)  # so that stop finds what would be started again
     assert (tmp_path / "starts").read_text().count("x") == starts
     assert capsys.readouterr().err.count("kimigguf.error/1") == starts
+    (death,) = deaths(tmp_path / "state" / "kimigguf" / "servers")  # once, when it is given up
+    assert death.how == "exit code 1"
+    assert str(tiny) in death.arguments
 
 
 def test_help_shows_an_example(capsys: pytest.CaptureFixture[str]) -> None:
@@ -587,13 +591,30 @@ def test_ollama_api_before_the_target_takes_ollamas_port_and_not_the_target_for_
     assert "--ollama-port 11435" in error["hint"]
 
 
+@pytest.mark.parametrize(
+    ("requires", "packages"),
+    [
+        (
+            ["click>=8.2", "starlette>=1.0; extra == 'ollama-bridge'", 'uvicorn>=0.40; extra == "ollama-bridge"',
+             "uvloop>=0.21; sys_platform != 'win32' and extra == 'ollama-bridge'", "uvicorn>=0.40; extra == 'test'"],
+            "'starlette>=1.0' 'uvicorn>=0.40' 'uvloop>=0.21'",
+        ),
+        (["click>=8.2"], "starlette uvicorn httptools"),  # installed before there was such an extra
+    ],
+)  # fmt: skip
 def test_a_bridge_without_its_extra_says_what_to_install(
-    capsys: pytest.CaptureFixture[str], environ: dict[str, str], monkeypatch: pytest.MonkeyPatch
+    capsys: pytest.CaptureFixture[str],
+    environ: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+    requires: list[str],
+    packages: str,
 ) -> None:
+    """kimigguf itself is in no index that pip asks, so its extra cannot be named."""
     monkeypatch.setitem(sys.modules, "uvicorn", None)
+    monkeypatch.setattr("importlib.metadata.requires", lambda _name: requires)
     code, error = refused(capsys, environ, "UD-IQ1_M", "--port", str(free_port()), "--ollama-port", str(free_port()))
     assert (code, error["code"]) == (3, "bridge-missing")
-    assert error["hint"] == "pip install 'kimigguf[ollama-bridge]'"
+    assert error["hint"] == f"{sys.executable} -m pip install {packages}"
 
 
 def test_a_restarted_server_gets_its_ollama_port_back() -> None:
