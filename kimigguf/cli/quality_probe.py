@@ -82,11 +82,14 @@ def command(
 ) -> int:
     """Say whether a running quant still answers like the reference, as far as the answers can bear it.
 
-    Both are asked the same questions, the reference twice: what it differs from itself is the noise. Exits with 1 when
-    the candidate is worse by more than the tolerance, and when nothing could be compared; too few samples are said to
-    be too few (0). Keys are read from
+    Both are asked the same questions, the reference twice: what it differs from itself is the noise. Keys are read from
     KIMIGGUF_CANDIDATE_API_KEY and KIMIGGUF_REFERENCE_API_KEY, or from the variable that a named reference has
     (MOONSHOT_API_KEY, ...). What a named reference may cost is said, and confirmed, before it is asked.
+
+    \b
+    Exit code 1: worse by more than the tolerance, or nothing could be compared.
+    Exit code 0: the same, better, or NOT ENOUGH SAMPLES: that is no pass, only
+                 no proof of a fault. A script reads "verdict" from --json.
 
     \b
     Examples:

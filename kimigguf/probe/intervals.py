@@ -101,6 +101,13 @@ def _unseen(mean: float, count: int, level: float) -> tuple[float, float, float]
     return mean - half, mean + half, max(2 * float(stats.norm.sf(z)), signs)
 
 
+def _unseen_square(level: float) -> float:
+    """z^2 of Wilson's interval: its upper end for none of n is z^2 / (n + z^2)."""
+    from scipy import stats  # noqa: PLC0415 -- takes half a second to import
+
+    return float(stats.norm.isf((1 - level) / 2)) ** 2
+
+
 def _resampled(
     sums: Sequence[float], sizes: Sequence[float], level: float, resamples: int
 ) -> tuple[float, float, float]:
@@ -169,10 +176,17 @@ def judge(found: Interval | None, adjusted_p: float | None, tolerance: float) ->
 
 
 def _more(found: Interval, tolerance: float) -> int | None:
-    """How many more items, if the mean stays: half-widths shrink with the square root of their number."""
+    """How many more items, if they go on like these: half-widths shrink with the square root of their number.
+
+    Where all have shown the same, they shrink with the number itself (see ``_unseen``).
+    """
     half = found.mean - found.low
     wanted = found.mean + tolerance if found.mean > -tolerance else -found.mean
     if wanted <= 0:
         return None
+    square = _unseen_square(found.level)
+    if math.isclose(half, square / (found.clusters + square), rel_tol=1e-6):
+        clusters = square * (1 - wanted) / wanted
+        return max(1, math.ceil(found.items * clusters / found.clusters) - found.items)
     # An interval that would do for this metric alone may still be too wide for the correction: then a tenth more.
     return max(1, found.items // 10, math.ceil(found.items * (half / wanted) ** 2) - found.items)

@@ -10,7 +10,7 @@ from kimigguf.events import Listener, Notice
 from kimigguf.probe.calls import Call
 from kimigguf.probe.client import Asker, Settings
 from kimigguf.probe.judge import Judged, Opinion, ask_judge, judged, most_usd, rubrics
-from kimigguf.probe.references import SPENT_ON_JUDGE, Purse, Reference, find_reference, prices_within
+from kimigguf.probe.references import FREE, SPENT_ON_JUDGE, Purse, Reference, find_reference, prices_within
 from kimigguf.probe.suites import Suite
 
 
@@ -48,9 +48,11 @@ def prepare(
             listen(Notice(text=f"no question of {suite.name} has a rubric: the judge is not asked"))
         return None
     known = find_reference(name, environ)
-    prices = prices_within(known, f"the judge {known.name}", budget_usd)
+    prices = prices_within(known, f"the judge {known.name}", budget_usd, environ)
     if prices is None:
         return Judging(known=known, model=model, most_usd=None)
+    if prices is FREE:
+        return Judging(known=known, model=model, most_usd=0.0)
     if max_tokens is None:
         raise UsageError(
             f"{known.name} charges by the token, and neither the suite nor the request bounds the answers it is shown",

@@ -41,13 +41,14 @@ def page(
 
     ``judged`` is what the judge's ``opinions`` come to, in words; None where nobody judged.
     """
-    calls = tuple(calls)
+    calls, what_to_do = tuple(calls), advice(scores) or ""
     template = Template(files("kimigguf.probe").joinpath("page.html").read_text(encoding="utf-8"))
     return template.substitute(
         title=escape(f"Is {candidate.model} still {reference.model}?"),
         about=escape(_about(scores, suite, calls, settings)),
         sides=escape(f"{candidate.model} at {candidate.url}, judged by {reference.model} at {reference.url}"),
-        verdict=escape(". ".join(filter(None, (f"Verdict: {headline(scores)}", advice(scores))))),
+        verdict=escape(f"Verdict: {headline(scores)}"),
+        advice=escape(what_to_do[:1].upper() + what_to_do[1:]),
         verdict_class=CLASSES[scores.verdict],
         metrics=_metrics(scores),
         forest=forest(scores),

@@ -75,7 +75,7 @@ def look(
     if known is not None:
         check_key(known, KEY_VARIABLES["reference"], environ)
     agree_to_unknown({KEY_VARIABLES["reference"]: known}, environ, agree)
-    purse = None if known is None else _purse(known, request, agree)
+    purse = None if known is None else _purse(known, request, environ, agree)
     there = endpoint = None
     if known is not None:
         with closing(
@@ -100,8 +100,8 @@ def look(
     )
 
 
-def _purse(known: Reference, request: Request, agree: Agree) -> Purse | None:
-    prices = prices_within(known, known.name, request.budget_usd)
+def _purse(known: Reference, request: Request, environ: Mapping[str, str], agree: Agree) -> Purse | None:
+    prices = prices_within(known, known.name, request.budget_usd, environ)
     if prices is None:
         return None
     most = most_usd(prices, request.max_tokens)

@@ -1,6 +1,7 @@
 """Known reference endpoints as data (``profiles/references``), and what asking them costs."""
 
 import json
+import re
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -65,15 +66,24 @@ class Prices:
         return self.cost(prompt, max_tokens)
 
 
+FREE: Final = Prices(input_usd=0.0, output_usd=0.0)
+
+
 def find_reference(text: str, environ: Mapping[str, str]) -> Reference:
     """The known endpoint of that name or address, else ``text`` as an address of which nothing is known.
 
     Raises:
-        UsageError: ``bad-profile``.
+        UsageError: ``bad-profile``; ``unknown-reference`` for a word that is neither a known name nor an address.
     """
     names = profile_files.names(_KIND, environ)
     if text in names:
         return profile_files.read(_KIND, text, Reference, environ)
+    if re.fullmatch(r"[\w-]+", text) and text != "localhost":
+        raise UsageError(
+            f"there is no known endpoint {text!r}",
+            code="unknown-reference",
+            hint=f"known are {', '.join(names)}; any other by its address, such as https://api.example.org/v1 or :8081",
+        )
     # Whoever writes out the address of a known endpoint is billed by it all the same.
     known = (profile_files.read(_KIND, name, Reference, environ) for name in names)
     return next((one for one in known if _place(one.url) == _place(text)), Reference(name=text, url=text))
@@ -88,19 +98,36 @@ def _place(url: str) -> tuple[str, str]:
     return parts.netloc.lower(), parts.path.rstrip("/").removesuffix("/v1")
 
 
-def prices_within(known: Reference, who: str, budget_usd: float | None) -> Prices | None:
+def prices_within(known: Reference, who: str, budget_usd: float | None, environ: Mapping[str, str]) -> Prices | None:
     """What it charges; None where nobody has written that down and there is no budget to hold.
 
+    A server of this machine that has no profile charges nothing: it is somebody's own.
+
     Raises:
-        UsageError: ``no-price`` where there is one.
+        UsageError: ``no-price`` where there is a budget.
     """
-    if known.prices is None and budget_usd is not None:
-        raise UsageError(
-            f"nobody has written down what {who} charges, so no budget can be held",
-            code="no-price",
-            hint="write usd_per_million_input and usd_per_million_output into a profile of yours in references",
-        )
-    return known.prices
+    if known.prices is not None or budget_usd is None:
+        return known.prices
+    if known.name == known.url and is_loopback(_host(known)):
+        return FREE
+    raise UsageError(
+        f"nobody has written down what {who} charges, so no budget can be held",
+        code="no-price",
+        hint=price_hint(known, environ),
+    )
+
+
+def price_hint(known: Reference, environ: Mapping[str, str]) -> str:
+    """Which file to write so that an endpoint has its prices, and all that stands in it."""
+    name = known.name if known.name != known.url else re.sub(r"[^\w.-]", "-", _host(known))
+    url = re.sub(r"^(\w+://)?[^/]*@", r"\1", known.url)  # a key in an address is refused later on, and not repeated
+    keys = {"name": name, "url": url, "model": known.model, "key_variable": known.key_variable}
+    lines = [f'{key} = "{value}"' for key, value in keys.items() if value is not None]
+    if known.temperature is not None:
+        lines.append(f"temperature = {known.temperature}")
+    lines += ["usd_per_million_input = ...", "usd_per_million_output = ..."]
+    path = profile_files.own_folder(_KIND, environ) / f"{name}.toml"
+    return f"write its prices in US dollars for the dots into {path}:\n" + "\n".join(lines)
 
 
 def check_key(known: Reference, variable: str, environ: Mapping[str, str]) -> None:
@@ -127,21 +154,25 @@ def agree_to_unknown(asked: Mapping[str, Reference | None], environ: Mapping[str
         UsageError: ``cost-not-agreed``.
     """
     unpriced = [
-        one.name
+        one
         for variable, one in asked.items()
         if one is not None and one.prices is None and (one.key_variable or _has_key(one, environ.get(variable)))
     ]
-    if unpriced and not agree(None, unpriced[0]):
+    if unpriced and not agree(None, unpriced[0].name):
         raise UsageError(
-            f"nobody has written down what {unpriced[0]} charges, and an unknown cost was not agreed to",
+            f"nobody has written down what {unpriced[0].name} charges, and an unknown cost was not agreed to",
             code="cost-not-agreed",
-            hint="add --yes, or write its prices into a profile of yours in references",
+            hint="add --yes; or " + price_hint(unpriced[0], environ),
         )
 
 
 def _has_key(one: Reference, key: str | None) -> bool:
-    host = urlsplit(f"//{_place(one.url)[0]}").hostname
-    return bool(key) and not is_loopback(host or "127.0.0.1")
+    return bool(key) and not is_loopback(_host(one))
+
+
+def _host(one: Reference) -> str:
+    """Where it is; an address without a host, such as ``:8081``, is this machine."""
+    return urlsplit(f"//{_place(one.url)[0]}").hostname or "127.0.0.1"
 
 
 def check_temperature(reference: Reference, temperature: float | None) -> None:

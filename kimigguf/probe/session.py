@@ -22,6 +22,7 @@ from kimigguf.probe.judging import Judging, judge_calls, prepare
 from kimigguf.probe.logprobs import TokenLevel
 from kimigguf.probe.page import page
 from kimigguf.probe.references import (
+    FREE,
     SPENT,
     SPENT_ON_JUDGE,
     Agree,
@@ -93,7 +94,7 @@ def probe(request: Request, environ: Mapping[str, str], *, agree: Agree, listen:
     suite = load_suite(request.suite, environ, seed=request.seed)
     known = find_reference(request.reference, environ)
     check_temperature(known, request.temperature)
-    purse = _purse(request, known, suite)
+    purse = _purse(request, known, suite, environ)
     costs = Costs() if request.costs is None else load_costs(request.costs)
     judging = _judging(request, suite, environ, listen)
     asked = {KEY_VARIABLES["reference"]: known, KEY_VARIABLES["judge"]: None if judging is None else judging.known}
@@ -268,11 +269,11 @@ def _tell(suite: Suite, left_out: int, listen: Listener) -> None:
         listen(Notice(text=f"UNKNOWN: {why}; the programs of {programs} questions are not run and not counted"))
 
 
-def _purse(request: Request, known: Reference, suite: Suite) -> Purse | None:
-    prices = prices_within(known, known.name, request.budget_usd)
+def _purse(request: Request, known: Reference, suite: Suite, environ: Mapping[str, str]) -> Purse | None:
+    prices = prices_within(known, known.name, request.budget_usd, environ)
     if prices is None:
         return None
-    if (request.max_tokens or suite.max_tokens) is None:
+    if prices is not FREE and (request.max_tokens or suite.max_tokens) is None:
         raise UsageError(
             f"{known.name} charges by the token, and neither the suite nor the request bounds an answer",
             code="no-token-bound",

@@ -1,6 +1,7 @@
 import io
 import json
 import os
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -72,7 +73,9 @@ def test_too_few_questions_are_said_to_be_too_few(suite: str, capsys: pytest.Cap
         assert call(*sides, "--suite", str(few)) == ExitCode.DONE
     out = capsys.readouterr().out
     assert "not enough samples" in out
-    assert "more items would tell" in " ".join(out.split())
+    said = " ".join(out.split())
+    assert "more items would tell" in said
+    assert re.search(r"what would tell: about 73 questions in place of 5: --suite standard \(228\) or ", said)
 
 
 def test_a_reference_that_never_answers_is_a_network_error_not_a_verdict(
@@ -173,6 +176,18 @@ def test_the_help_shows_an_example_and_where_keys_come_from(capsys: pytest.Captu
     out = capsys.readouterr().out
     assert "kimigguf quality-probe --reference kimi" in out
     assert "KIMIGGUF_REFERENCE_API_KEY" in out
+
+
+def test_the_help_says_that_exit_0_may_mean_too_few_samples(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call("--help") == ExitCode.DONE
+    said = " ".join(capsys.readouterr().out.split())
+    assert "Exit code 0: the same, better, or NOT ENOUGH SAMPLES: that is no pass" in said
+    assert "Exit code 1: worse by more than the tolerance, or nothing could be compared." in said
+
+
+def test_a_reference_that_is_no_known_name_lists_those_that_are(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call("--candidate", ":1", "--reference", "openai") == ExitCode.USAGE
+    assert "known are comet, kimi, openrouter;" in " ".join(capsys.readouterr().err.split())
 
 
 @pytest.mark.parametrize("typed", ["notaurl", "host:port", "two words:80"])

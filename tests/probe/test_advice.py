@@ -49,16 +49,16 @@ def test_too_few_questions_come_with_the_suites_that_have_enough() -> None:
     assert found.verdict is Verdict.NOT_ENOUGH
     said = advice(found)
     assert said is not None
-    assert said.startswith("what would tell: about 148 questions in place of 32: --suite standard (228) or ")
+    assert said.startswith("what would tell: about 73 questions in place of 32: --suite standard (228) or ")
     assert "--suite basics (202), or a suite of your own (--suite FILE" in said
     assert "long" not in said
     assert "--repeat" not in said  # nothing differs from itself: more rounds would say the same again
 
 
 def test_where_no_suite_is_large_enough_that_is_said() -> None:
-    said = advice(compared(32, suites={"quick": 32, "standard": 140}))
+    said = advice(compared(32, suites={"quick": 32, "standard": 70}))
     assert said is not None
-    assert "no suite here has so many (standard, the largest, has 140), only a suite of your own" in said
+    assert "no suite here has so many (standard, the largest, has 70), only a suite of your own" in said
 
 
 def test_more_rounds_are_offered_only_where_the_reference_differs_from_itself() -> None:
@@ -70,7 +70,7 @@ def test_more_rounds_are_offered_only_where_the_reference_differs_from_itself() 
 
 
 def test_a_number_that_nobody_will_ask_is_no_advice() -> None:
-    found = compared(32, tolerance=0.004)
+    found = compared(32, tolerance=0.001)
     assert sentence(found.metrics[0]).endswith(": no practical number of items would tell")
     said = advice(found)
     assert said is not None

@@ -226,3 +226,15 @@ def test_a_family_of_metrics_without_a_difference_rarely_has_a_finding() -> None
         findings += min(holm(p_values)) < FAMILY_ERROR
         bare += min(p_values) < FAMILY_ERROR
     assert findings <= 0.07 * 400 < bare
+
+
+@pytest.mark.parametrize("count", [5, 32, 60])
+@pytest.mark.parametrize("size", [1, 3])
+def test_as_many_more_of_the_same_as_it_says_would_tell(count: int, size: int) -> None:
+    """None differs: Wilson's interval shrinks faster than the square root, and 377 in place of 73 is no help."""
+    verdict, more = judge(interval([[0.0] * size] * count), 1.0, 0.05)
+    assert (verdict, more is not None) == (Verdict.NOT_ENOUGH, True)
+    enough = -(-(count * size + (more or 0)) // size)
+    assert enough == 73
+    assert judge(interval([[0.0] * size] * enough), 1.0, 0.05)[0] is Verdict.SAME
+    assert judge(interval([[0.0] * size] * (enough - 1)), 1.0, 0.05)[0] is Verdict.NOT_ENOUGH

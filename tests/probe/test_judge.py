@@ -251,8 +251,9 @@ def test_the_judge_is_paid_from_the_same_budget(tmp_path: Path) -> None:
         request = Request(candidate=candidate.url, reference=reference.url, judge="paid", budget_usd=10.0,
                           suite=letters(tmp_path), max_tokens=64)  # fmt: skip
         environ = priced(tmp_path, judge)
+        strange = replace(request, reference="https://api.example.org/v1")
         with pytest.raises(UsageError) as error:  # the reference has no price
-            probe(request, environ, agree=lambda *_: True, listen=ignore)
+            probe(strange, environ, agree=lambda *_: True, listen=ignore)
         assert error.value.code == "no-price"
         priced(tmp_path, reference, "own")
         found = probe(replace(request, reference="own"), environ, agree=lambda *_: False, listen=ignore)

@@ -12,7 +12,7 @@ from kimigguf import profile_files
 from kimigguf.errors import NetworkError, UsageError
 from kimigguf.events import ignore
 from kimigguf.probe.calls import FaultKind
-from kimigguf.probe.references import Prices, Purse, agree_to_unknown, find_reference
+from kimigguf.probe.references import Prices, Purse, Reference, agree_to_unknown, find_reference, prices_within
 from kimigguf.probe.session import Finding, Request, probe
 from kimigguf.probe.suites import Item, Tool
 
@@ -210,7 +210,7 @@ def test_a_budget_without_a_price_and_another_temperature_are_refused(priced: Pr
         with pytest.raises(UsageError) as error:
             asked(environ, candidate, tmp_path, temperature=0.2)
         assert error.value.code == "temperature-pinned"
-        request = Request(candidate=candidate.url, reference=reference.url, budget_usd=1.0)
+        request = Request(candidate=candidate.url, reference="https://api.example.org/v1", budget_usd=1.0)
         with pytest.raises(UsageError) as error:
             probe(request, {}, agree=lambda *_: True, listen=ignore)
         assert error.value.code == "no-price"
@@ -302,3 +302,53 @@ def test_who_is_paid_is_named_when_leave_to_spend_is_asked_for(priced: Priced, t
     ):
         asked(priced(reference), candidate, tmp_path, agree=refuse)
     assert named == ["paid"]
+
+
+def test_a_server_of_ones_own_needs_no_price_for_a_budget(tmp_path: Path) -> None:
+    suite = tmp_path / "sums.jsonl"
+    suite.write_text('{"id": "i1", "prompt": "1+1?", "check": {"kind": "number", "value": 2}}')  # bounds no answer
+    with serve(sums) as candidate, serve(sums) as reference:
+        request = Request(candidate=candidate.url, reference=reference.url, suite=str(suite), budget_usd=1.0)
+        found = probe(request, {}, agree=lambda *_: False, listen=ignore)
+    assert (len(reference.bodies), found.answer["cost"]["spent_usd"]) == (2, 0.0)
+    here = Reference(name="gateway", url="http://127.0.0.1:4000/v1")  # whoever gives it a profile may be charged
+    with pytest.raises(UsageError):
+        prices_within(here, "it", 1.0, {})
+
+
+@pytest.mark.parametrize(
+    ("asked", "file"),
+    [
+        ("comet", "comet.toml"),
+        ("https://api.example.org/v1", "api.example.org.toml"),
+        ("[2001:db8::1]:80", "2001-db8--1.toml"),
+    ],
+)
+def test_what_is_missing_for_a_budget_can_be_written_as_it_is_said(asked: str, file: str, tmp_path: Path) -> None:
+    environ = {"KIMIGGUF_PROFILES": str(tmp_path)}
+    before = find_reference(asked, environ)
+    with pytest.raises(UsageError) as error:
+        prices_within(before, asked, 1.0, environ)
+    first, _, lines = (error.value.hint or "").partition("\n")
+    assert first == f"write its prices in US dollars for the dots into {tmp_path / 'references' / file}:"
+    (tmp_path / "references").mkdir()
+    (tmp_path / "references" / file).write_text(lines.replace("...", "2.5"))
+    after = find_reference(asked, environ)
+    assert prices_within(after, asked, 1.0, environ) == Prices(input_usd=2.5, output_usd=2.5)
+    assert (after.url, after.model, after.key_variable) == (before.url, before.model, before.key_variable)
+
+
+@pytest.mark.parametrize("asked", ["https://me:sk-secret@api.example.org/v1", "me:sk-secret@api.example.org"])
+def test_a_key_in_an_address_is_not_repeated(asked: str) -> None:
+    with pytest.raises(UsageError) as error:
+        prices_within(find_reference(asked, {}), "it", 1.0, {})
+    assert "sk-secret" not in (error.value.hint or "")
+
+
+def test_a_word_that_is_no_known_name_lists_those_that_are() -> None:
+    with pytest.raises(UsageError) as error:
+        find_reference("openai", {})
+    assert error.value.code == "unknown-reference"
+    assert error.value.hint is not None
+    assert error.value.hint.startswith("known are comet, kimi, openrouter; any other by its address")
+    assert find_reference("localhost", {}).url == "localhost"
