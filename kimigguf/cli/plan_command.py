@@ -136,6 +136,7 @@ def planned_command(
 
     from kimigguf.engines.command import command
     from kimigguf.engines.discover import known_flags
+    from kimigguf.engines.naming import alias_of
     from kimigguf.engines.passthrough import check_extra
     from kimigguf.engines.serving import load_serving
     from kimigguf.placement.plan import PlannedFile
@@ -160,6 +161,7 @@ def planned_command(
             profile=profile,
             host=wish.host,
             port=wish.port,
+            alias=alias_of(plan.model, app.environ),
             api_key_file=wish.api_key_path,
             plan_file="plan.json",
             known_flags=known_flags(engine, app.environ),

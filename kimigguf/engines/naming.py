@@ -15,6 +15,7 @@ from kimigguf.errors import KimiggufError
 from kimigguf.gguf_file.header import Header
 from kimigguf.gguf_file.names import ShardName
 from kimigguf.gguf_file.read import read_header
+from kimigguf.placement.plan import PlannedModel
 from kimigguf.placement.plan_file import load_plan
 
 _LONGEST: Final = 48
@@ -31,17 +32,31 @@ def with_alias(request: Request, environ: Mapping[str, str]) -> Request:
     with suppress(KimiggufError, OSError):
         first = _first_file(request, environ)
         if first is not None:
-            header = read_header(first)
-            if header.architecture not in profile_files.names("serving", environ):
-                return replace(request, alias=model_name(header, first.name))
+            return replace(request, alias=_own_name(first, environ))
     return request
+
+
+def alias_of(model: PlannedModel, environ: Mapping[str, str]) -> str | None:
+    """The name of a planned model for its alias; None where its profile has one, or its files are not to be read."""
+    with suppress(KimiggufError, OSError):
+        if (first := _first_of(model)) is not None:
+            return _own_name(first, environ)
+    return None
+
+
+def _own_name(first: Path, environ: Mapping[str, str]) -> str | None:
+    header = read_header(first)
+    return None if header.architecture in profile_files.names("serving", environ) else model_name(header, first.name)
+
+
+def _first_of(model: PlannedModel) -> Path | None:
+    return Path(model.folder) / model.files[0].name if model.folder is not None and model.files else None
 
 
 def _first_file(request: Request, environ: Mapping[str, str]) -> Path | None:
     """The file that is loaded, of a path or a plan; None for a quant's name, whose model has a profile."""
     if request.plan_path is not None:
-        model = load_plan(request.plan_path).model
-        return Path(model.folder) / model.files[0].name if model.folder is not None and model.files else None
+        return _first_of(load_plan(request.plan_path).model)
     target = target_of(request.target or "", environ)
     if isinstance(target, PathTarget):
         found = look_for(target, models_dir(environ, request.models_dir))

@@ -16,13 +16,20 @@ from kimigguf.hardware.snapshot import Machine
 from kimigguf.memory.model import ModelSpec
 from kimigguf.memory.settings import Settings
 from kimigguf.placement.place import Shortfall
-from kimigguf.placement.plan import Plan, PlannedFile, PlannedModel, check_context, plan_for, planned_model
+from kimigguf.placement.plan import (
+    Plan,
+    PlannedFile,
+    PlannedModel,
+    check_context,
+    plan_for,
+    planned_model,
+    usual_context,
+)
 
 if TYPE_CHECKING:
     from kimigguf.download.obtain import Wish
     from kimigguf.gguf_file.shards import ShardSet
 
-DEFAULT_CONTEXT_TOKENS: Final = 32768
 _CATALOGUE_ERROR: Final = 0.02
 """By more than this share of a need the catalogue's facts and the real headers do not differ."""
 
@@ -247,7 +254,7 @@ def _plan(
     spec: ModelSpec, model: PlannedModel, machine: Machine, settings: Settings, context_tokens: int | None
 ) -> Plan | Shortfall:
     if context_tokens is None:
-        context_tokens = min(DEFAULT_CONTEXT_TOKENS, spec.context_max_tokens or DEFAULT_CONTEXT_TOKENS)
+        context_tokens = usual_context(spec)
     wanted = replace(settings, context_tokens=context_tokens)
     return plan_for(spec, machine, wanted, model=model)
 

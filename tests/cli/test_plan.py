@@ -460,3 +460,12 @@ def test_a_model_made_for_fewer_tokens_is_planned_with_what_it_was_made_for(
     assert json.loads(capsys.readouterr().out)["settings"]["context_tokens"] == 8192
     assert plan(environ, file, "--machine", roomy, "--context", "32768") == 2
     assert "[context-too-large]" in capsys.readouterr().err
+
+
+def test_a_model_without_a_profile_is_served_under_its_own_name_by_the_plans_command_too(
+    environ: dict[str, str], roomy: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (file,) = map(str, small_model())
+    assert plan(environ, file, "--machine", roomy, "--json") == 0
+    argv = json.loads(capsys.readouterr().out)["command"]["argv"]
+    assert argv[argv.index("--alias") + 1].startswith("smollm2-135m")
