@@ -52,27 +52,37 @@ def _ways_out(scores: Scores) -> str | None:
     return "; ".join(found) or None
 
 
-def _more_questions(scores: Scores) -> str | None:
+def _more_questions(scores: Scores) -> str:
     open_ones = [m for m in scores.metrics if m.category is None and m.verdict is Verdict.NOT_ENOUGH]
     counted = [(count, metric) for metric in open_ones if (count := needed(metric)) is not None]
     if not counted:
         return f"what would tell: more questions, such as {_named(scores.suites, scores.items + 1) or _OWN}"
-    wanted, metric = max(counted, key=lambda one: one[0])
-    if wanted > MOST_QUESTIONS:
-        return (
-            f"no practical number of questions would tell: the difference in {metric.name} is too near to the "
-            f"tolerance of {scores.tolerance * 100:g} points; a larger --tolerance may be meant"
-        )
-    text = f"what would tell: about {wanted:,} questions in place of {scores.items:,}: "
-    if (named := _named(scores.suites, wanted)) is not None:
-        text += f"{named}, or {_OWN}"
-    elif scores.suites:
-        largest = max(scores.suites, key=lambda name: scores.suites[name])
-        text += f"no suite here has so many ({largest}, the largest, has {scores.suites[largest]:,}), only {_OWN}"
-    else:
-        text += _OWN
+    hopeless = [metric.name for count, metric in counted if count > MOST_QUESTIONS]
+    practical = [one for one in counted if one[0] <= MOST_QUESTIONS]
+    text = ""
+    if practical:
+        wanted = max(count for count, _ in practical)
+        about = f" about {' and '.join(metric.name for _, metric in practical)}" if hopeless else ""
+        text = f"what would tell{about}: about {wanted:,} questions in place of {scores.items:,}: "
+        text += f"{_where_from(scores.suites, wanted)}; "
+    if hopeless:
+        points = f"{scores.tolerance * 100:g} points"
+        text += f"no practical number of questions would tell about {' and '.join(hopeless)}: the difference is too "
+        text += f"near to the tolerance of {points}, and a larger --tolerance may be meant; "
     # More rounds take the chance out of single answers: where the same is said each time there is none in them.
-    return text + ("; --repeat 3 helps a little too, for the reference differs from itself" if metric.noise else "")
+    if any(metric.noise for _, metric in counted):
+        cold = "" if scores.temperature == 0 else "--temperature 0, where it takes one, or "
+        text += f"the reference differs from itself: {cold}--repeat 3 makes that less"
+    return text.removesuffix("; ")
+
+
+def _where_from(suites: Mapping[str, int], wanted: int) -> str:
+    if (named := _named(suites, wanted)) is not None:
+        return f"{named}, or {_OWN}"
+    if not suites:
+        return _OWN
+    largest = max(suites, key=lambda name: suites[name])
+    return f"no suite here has so many ({largest}, the largest, has {suites[largest]:,}), only {_OWN}"
 
 
 def _named(suites: Mapping[str, int], least: int) -> str | None:

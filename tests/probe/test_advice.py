@@ -66,7 +66,10 @@ def test_more_rounds_are_offered_only_where_the_reference_differs_from_itself() 
     candidate = [str(n) if n % 5 else "9999" for n in range(60)]
     said = advice(compared(60, {Arm.CANDIDATE: candidate, Arm.REFERENCE_AGAIN: again}, suites={}))
     assert said is not None
-    assert said.endswith("; --repeat 3 helps a little too, for the reference differs from itself")
+    less = "; the reference differs from itself: --temperature 0, where it takes one, or --repeat 3 makes that less"
+    assert said.endswith(less)
+    cold = advice(compared(60, {Arm.CANDIDATE: candidate, Arm.REFERENCE_AGAIN: again}, suites={}, temperature=0.0))
+    assert (cold or "").endswith("; the reference differs from itself: --repeat 3 makes that less")
 
 
 def test_a_number_that_nobody_will_ask_is_no_advice() -> None:
@@ -76,6 +79,19 @@ def test_a_number_that_nobody_will_ask_is_no_advice() -> None:
     assert said is not None
     assert said.startswith("no practical number of questions would tell")
     assert "more items would tell" not in " ".join(map(sentence, found.metrics))
+
+
+def test_what_more_questions_can_settle_is_told_apart_from_what_they_cannot() -> None:
+    found = compared(32)
+    few, many, settled = found.metrics
+    mixed = replace(
+        found, metrics=(few, replace(many, more_needed=9000), replace(settled, verdict=Verdict.SAME, more_needed=None))
+    )
+    said = advice(mixed)
+    assert said is not None
+    assert said.startswith("what would tell about right answers: about 73 questions in place of 32: --suite standard")
+    assert "no practical number of questions would tell about same answer as the reference: the difference" in said
+    assert "answered at all" not in said
 
 
 @pytest.mark.parametrize(("count", "verdict"), [(32, Verdict.NOT_ENOUGH), (150, Verdict.UNKNOWN)])
