@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from kimigguf.engines.report import Comparison
     from kimigguf.hardware.snapshot import Machine
     from kimigguf.placement.budget import Budget
-    from kimigguf.placement.place import Shortfall
+    from kimigguf.placement.placed import Shortfall
     from kimigguf.placement.plan import Plan
 
 
@@ -142,7 +142,7 @@ def command(
     from kimigguf.cli.plan_target import resolve
     from kimigguf.memory.settings import KvType, Settings
     from kimigguf.placement.budget import budget
-    from kimigguf.placement.place import Shortfall
+    from kimigguf.placement.placed import Shortfall
     from kimigguf.placement.plan import plan_for, usual_context
     from kimigguf.units import parse_size
 

@@ -165,7 +165,7 @@ def draw(console: "Console", answer: "Answer", *, explain: bool, verbose: bool) 
 
 def _bars(answer: "Answer") -> Iterator["Text"]:
     from kimigguf.memory.layout import HOST
-    from kimigguf.placement.place import device_need_bytes
+    from kimigguf.placement.placed import device_need_bytes
 
     plan, have = answer.plan, answer.have
     used_of = dict.fromkeys(range(len(have.devices)), 0)
@@ -253,7 +253,7 @@ def _ram_lines(answer: "Answer") -> Iterator[str]:
     """Why the bars and the table differ: memory that is shared, kept back or left on disk."""
     from kimigguf.memory.layout import HOST
     from kimigguf.memory.ledger import Component
-    from kimigguf.placement.place import device_need_bytes
+    from kimigguf.placement.placed import device_need_bytes
 
     plan = answer.plan
     alone = host = f"RAM used: the host's {plan.ledger.total_bytes(HOST) / GIB:,.1f}"

@@ -122,7 +122,7 @@ def _serve(app: App, request: "Request", name: str) -> int:
     from kimigguf.cli.serve_show import preflight_record, show_misfit, show_preflight
     from kimigguf.engines.session import prepare_session
     from kimigguf.engines.watchdog import Restarts
-    from kimigguf.placement.place import Shortfall
+    from kimigguf.placement.placed import Shortfall
 
     if request.ollama_port is not None:
         _check_bridge(request.ollama_port, request.port)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from kimigguf.engines.report import ComparedDevice
     from kimigguf.engines.request import Request
     from kimigguf.engines.session import Prepared, Session
-    from kimigguf.placement.place import Shortfall
+    from kimigguf.placement.placed import Shortfall
 
 
 def preflight_record(prepared: "Prepared") -> dict[str, Any]:

@@ -4,12 +4,13 @@
 """
 
 import json
-import os
 import time
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
+
+from kimigguf.whole_file import write_whole
 
 _SCHEMA: Final = "kimigguf.death/1"
 _KEPT_SECONDS: Final = 24 * 3600.0
@@ -39,12 +40,8 @@ class Death:
 
 def remember(folder: Path, death: Death) -> None:
     """Keep it among the servers of ``folder``, if that can be written: of a death there is more to say than this."""
-    path = _path(folder, death.name)
-    part = path.with_suffix(f".{os.getpid()}.part")
     with suppress(OSError):
-        part.touch(mode=0o600)
-        part.write_text(json.dumps(asdict(death), indent=1) + "\n", encoding="utf-8")
-        part.replace(path)
+        write_whole(_path(folder, death.name), (json.dumps(asdict(death), indent=1) + "\n").encode(), mode=0o600)
 
 
 def forget(folder: Path, name: str) -> bool:

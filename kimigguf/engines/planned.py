@@ -19,7 +19,7 @@ from kimigguf.events import Listener, Notice, Step, ignore
 from kimigguf.hardware.detect import PATIENT_LIMIT_SECONDS, detect
 from kimigguf.hardware.snapshot import Machine
 from kimigguf.memory.settings import Settings
-from kimigguf.placement.place import Shortfall
+from kimigguf.placement.placed import Shortfall
 from kimigguf.placement.plan import Plan
 from kimigguf.placement.plan_file import changes, load_plan, remake_commands
 

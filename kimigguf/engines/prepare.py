@@ -15,7 +15,7 @@ from kimigguf.events import Listener, Notice, Step, ignore
 from kimigguf.hardware.snapshot import Machine
 from kimigguf.memory.model import ModelSpec
 from kimigguf.memory.settings import Settings
-from kimigguf.placement.place import Shortfall
+from kimigguf.placement.placed import Shortfall
 from kimigguf.placement.plan import (
     Plan,
     PlannedFile,

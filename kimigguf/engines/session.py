@@ -33,7 +33,7 @@ from kimigguf.engines.supervise import fresh_log
 from kimigguf.engines.tls import served_certificate
 from kimigguf.errors import MachineError, ServerError, UsageError
 from kimigguf.events import Listener, Notice
-from kimigguf.placement.place import Shortfall
+from kimigguf.placement.placed import Shortfall
 from kimigguf.placement.plan import Plan
 from kimigguf.placement.plan_file import changes, write_plan
 

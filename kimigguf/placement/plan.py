@@ -11,7 +11,8 @@ from kimigguf.memory.ledger import Ledger
 from kimigguf.memory.model import ModelSpec
 from kimigguf.memory.settings import Settings
 from kimigguf.placement.budget import Budget, budget
-from kimigguf.placement.place import Placed, Policy, Shortfall, place
+from kimigguf.placement.place import place
+from kimigguf.placement.placed import Placed, Policy, Shortfall
 from kimigguf.placement.streaming import can_stream
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from kimigguf.hardware.fingerprint import Card, Fingerprint, differences, finger
 from kimigguf.hardware.snapshot import Machine
 from kimigguf.memory.layout import HOST
 from kimigguf.placement.budget import Budget, budget
-from kimigguf.placement.place import device_need_bytes, host_have_bytes, resident_bytes
+from kimigguf.placement.placed import device_need_bytes, host_have_bytes, resident_bytes
 from kimigguf.placement.plan import Plan, PlannedFile
 from kimigguf.units import memory
 from kimigguf.whole_file import write_whole

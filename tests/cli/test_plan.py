@@ -18,7 +18,7 @@ from kimigguf.catalogue.profiles import load_model
 from kimigguf.cli.app import App, run
 from kimigguf.cli.show import Show
 from kimigguf.engines.engine import EngineKind, FoundEngine
-from kimigguf.placement.place import device_need_bytes
+from kimigguf.placement.placed import device_need_bytes
 from kimigguf.placement.plan import Plan
 from kimigguf.placement.plan_file import load_plan
 from kimigguf.units import GIB

@@ -17,7 +17,8 @@ from kimigguf.memory.ledger import Column, Component
 from kimigguf.memory.model import ModelSpec, Part
 from kimigguf.memory.settings import KvType, Settings
 from kimigguf.placement.budget import Budget, budget
-from kimigguf.placement.place import Placed, Policy, Shortfall, device_need_bytes, place, resident_bytes
+from kimigguf.placement.place import place
+from kimigguf.placement.placed import Placed, Policy, Shortfall, device_need_bytes, resident_bytes
 from kimigguf.units import GIB, MIB
 
 PROFILE = load_model()

@@ -13,7 +13,7 @@ from kimigguf.hardware.machines import load_machine
 from kimigguf.hardware.snapshot import Machine
 from kimigguf.memory.model import ModelSpec
 from kimigguf.memory.settings import KvType, Settings
-from kimigguf.placement.place import device_need_bytes
+from kimigguf.placement.placed import device_need_bytes
 from kimigguf.placement.plan import Plan, PlannedFile, PlannedModel, plan_for
 from kimigguf.placement.plan_file import changes, load_plan, plan_record, remake_commands, write_plan
 from kimigguf.units import GIB
