@@ -5,7 +5,7 @@ runs of elements, in order; elements before the first run stay on the host, as l
 """
 
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Final
@@ -176,21 +176,25 @@ class _Runs:
         self._shared = max((element.shared_bytes for element in elements), default=0)
         self._largest = max((size for element in elements for size in element.experts), default=0) or 1
 
-    def of(self, start: int, capacity: int, least_end: int) -> Iterator[tuple[int, int, int]]:
-        """For each end from ``least_end`` on that a run from ``start`` can have on a device: that end, and two values.
+    def of(self, start: int, capacity: int, least_end: int) -> tuple[list[int], list[int]]:
+        """Two values for each end from ``least_end`` on that a run from ``start`` can have on a device.
 
         The first is what the device keeps of the run's own experts, chosen as ``_fill`` chooses them. The second counts
         tensors of other runs too that would take what is left, all as large as the largest; they may run out.
         """
         experts, trunk, sharing, largest = self._experts, self._trunk, self._sharing, self._largest
-        room, before = trunk[start] + capacity, experts[start]
+        room, before, shares = trunk[start] + capacity, experts[start], sharing[start]
         # Experts of elements up to here are kept whole; of fewer and fewer as the run grows.
         whole = bisect_right(experts, before + room - trunk[start], start) - 1
+        beside: list[int] = []
+        anywhere: list[int] = []
         for end in range(least_end, self.count + 1):
-            slack = room - trunk[end] - (self._shared if sharing[end] > sharing[start] else 0)
+            slack = room - trunk[end]
+            if sharing[end] > shares:
+                slack -= self._shared
             if slack < 0:
                 if end > start:
-                    return
+                    break
                 slack = 0  # a device without room takes nothing, and that is fine
             own = experts[end] - before
             if own > slack:
@@ -200,38 +204,41 @@ class _Runs:
                 for size in self._tensors[whole]:
                     if own + size <= slack:
                         own += size
+            beside.append(own)
             away = (slack - own) // largest * largest
-            yield end, own, own + away - away // _HOP
+            anywhere.append(own + away - away // _HOP)
+        return beside, anywhere
 
 
 def _best_ends(elements: Sequence[Element], capacities: Sequence[int], first: int) -> tuple[list[int], list[int]]:
     """Ends of the devices' runs that are worth the most, for each of the two values of ``_Runs``.
 
-    By dynamic programming over devices and ends.
+    By dynamic programming over devices and ends; -1 is the value of an end that cannot be reached.
     """
     runs = _Runs(elements)
-    best: dict[int, tuple[int, int]] = {first: (0, 0)}
-    came_from: list[tuple[dict[int, int], dict[int, int]]] = []
+    nothing = [-1] * (runs.count + 1)
+    best = list(nothing), list(nothing)
+    best[0][first] = best[1][first] = 0
+    came_from: list[tuple[list[int], list[int]]] = []
     last = len(capacities) - 1
     for position, capacity in enumerate(capacities):
-        following: dict[int, tuple[int, int]] = {}
-        origin: tuple[dict[int, int], dict[int, int]] = {}, {}
-        for start, (near, far) in best.items():
-            for end, own, anywhere in runs.of(start, capacity, runs.count if position == last else start):
-                best_near, best_far = following.get(end, (-1, -1))
-                if near + own > best_near:
-                    best_near = near + own
-                    origin[0][end] = start
-                if far + anywhere > best_far:
-                    best_far = far + anywhere
-                    origin[1][end] = start
-                following[end] = best_near, best_far
+        following, origin = (list(nothing), list(nothing)), (list(nothing), list(nothing))
+        for start in range(first, runs.count + 1):
+            if best[0][start] < 0:
+                continue
+            least_end = runs.count if position == last else start
+            for which, values in enumerate(runs.of(start, capacity, least_end)):
+                so_far, reached, source = best[which][start], following[which], origin[which]
+                for end, value in enumerate(values, least_end):
+                    if so_far + value > reached[end]:
+                        reached[end] = so_far + value
+                        source[end] = start
         came_from.append(origin)
         best = following
     return _followed(came_from, 0, runs.count), _followed(came_from, 1, runs.count)
 
 
-def _followed(came_from: Sequence[tuple[dict[int, int], dict[int, int]]], which: int, count: int) -> list[int]:
+def _followed(came_from: Sequence[tuple[list[int], list[int]]], which: int, count: int) -> list[int]:
     ends = [count]
     for origin in reversed(came_from[1:]):
         ends.append(origin[which][ends[-1]])
