@@ -68,8 +68,9 @@ def _split(answer: "Answer") -> str:
     text += "All experts have room there too, so nothing but the token embedding is read from RAM."
     if len(layout.devices) > 1 and layout.is_overridden:
         text += (
-            " llama.cpp would overlap batches over the accelerators (pipelining) and keep four copies of what passes"
-            " between them; there is no room for those, and a rule with --override-tensor switches it off."
+            " The rules of --override-tensor keep llama.cpp from overlapping batches over the accelerators"
+            " (pipelining): for that it would keep four copies of what passes between them, and no split was found that"
+            " has the room."
         )
     return text
 

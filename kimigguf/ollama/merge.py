@@ -80,11 +80,6 @@ class Job:
         fits = len(looks) == len(found.shards) and all(map(Stamp.fits, found.shards, looks))
         return found if fits and found.schema == _SCHEMA else None
 
-    def merged_size(self) -> int | None:
-        """The size of the merged file where it lies here, looked through; None where it does not."""
-        record = self.record()
-        return record.size_bytes if record and _is(self.whole, record) else None
-
     def begun_bytes(self) -> int:
         """What lies here of the merged file, whole or in part."""
         return _size(self.whole) or _size(self.part)

@@ -17,12 +17,6 @@ KEEP_PERCENT: Final = 3
 GPU_CONTEXT_BYTES: Final = GIB
 """0.3-0.7 GiB is what a CUDA context takes; the rest covers fragments and the driver's own scratch."""
 
-RULE: Final = (
-    "usable RAM = the least of (installed - max(4 GiB, 3 %)), MemAvailable where measured, and what every cgroup still"
-    " allows; usable VRAM per device = the lesser of installed and free, less 1 GiB for the driver's context;"
-    " unified memory is one pool, counted once; swap never counts"
-)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BudgetLine:

@@ -227,7 +227,10 @@ def _expected_buffer_bytes(settings: Settings) -> int:
 
 
 def _mask_bytes(settings: Settings) -> int:
-    """The attention mask of one physical batch, which every device needs that has an attention layer."""
+    """The attention mask of one physical batch, which every device needs that has an attention layer.
+
+    In f16 with flash attention and in f32 without, as ``k3_graph`` has it from llama.cpp.
+    """
     return settings.effective_ubatch_tokens * settings.stream_tokens * (2 if settings.flash_attention else 4)
 
 
